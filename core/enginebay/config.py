@@ -214,8 +214,8 @@ class EngineConfig(Validated):
     idle_release_s: float | None = Field(
         None,
         gt=0,
-        description="seconds without a request after which the engine gives the memory of free "
-        "cache and heap back to the system; unset: never",
+        description="seconds without a request after which the engine gives free memory of the "
+        "heap, and on a Linux CPU of the cache, back to the system; unset: never",
     )
     embeddings: bool = Field(False, description="warmup() also compiles for LLM.embed()")
     prompt_embeds: bool = Field(False, description="warmup() also compiles for prompt embeddings")

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from enginebay import LLM, SamplingParams
 from enginebay.contracts.engine import Engine
-from enginebay.serving import idle
 from enginebay_paged.ledger import PageLedger
 
 NUM_ROWS, NUM_TOKENS, NUM_NEW = 8, 1024, 8
+IDLE_S = 0.3
 GREEDY = SamplingParams(max_tokens=NUM_NEW, temperature=0, ignore_eos=True)
 
 Generate = Callable[[list[list[int]]], object]
@@ -33,7 +33,8 @@ def llm(name: str) -> Iterator[tuple[Engine, Generate]]:
     """An LLM on one of the engines."""
     options = {} if name == "vinference" else {"prefix_idle_s": 0.5}
     sizes = {"max_num_seqs": NUM_ROWS, "max_model_len": NUM_TOKENS, "compile_cache": "off"}
-    with LLM("demo", engine={"name": name, **options}, **sizes) as made:
+    engine = {"name": name, **options}
+    with LLM("demo", engine=engine, idle_release_s=IDLE_S, **sizes) as made:
         yield made.engine, lambda prompts: made.generate(prompts, GREEDY)
 
 
@@ -71,7 +72,9 @@ def dashinfer() -> Iterator[tuple[Engine, Generate]]:
     assert isinstance(inner.ledger, PageLedger)
     for group in inner.ledger.groups.values():
         assert group.store.index is not None
-        group.store.index.idle_s = 0.5  # no option of this API
+        group.store.index.idle_s = 0.5  # no option of this API, as the next one
+    assert loaded.service._loop is not None
+    loaded.service._loop._idle.after_s = IDLE_S
     yield inner, generate
     engine.stop_model("demo")
     engine.release_model("demo")
@@ -79,7 +82,6 @@ def dashinfer() -> Iterator[tuple[Engine, Generate]]:
 
 def main(name: str) -> None:
     """Measure: at the start, after a short request, with a full cache, and some time later."""
-    idle.DEFAULT_S = 0.3
     with dashinfer() if name == "dashinfer" else llm(name) as (engine, generate):
         memory = engine.memory
         found = {"start_plan": memory.start_bytes, "max_plan": memory.max_bytes}

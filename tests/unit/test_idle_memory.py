@@ -10,8 +10,9 @@ import pytest
 
 from enginebay import LLM, SamplingParams
 from enginebay.contracts.engine import Engine
-from enginebay.serving import idle
+from enginebay.errors import ConfigError
 from enginebay_paged.ledger import PageLedger
+from enginebay_xla.platforms import CpuPlatform
 from tests.brief import BRIEF
 from tests.unit.serving import SIZES
 
@@ -81,13 +82,22 @@ def test_slots_without_a_row_become_zeros() -> None:
 
 @pytest.mark.parametrize("option", [{"prefix_idle_s": 7.0}, {"prefix_caching": False}])
 def test_the_limit_is_an_option(option: dict[str, object]) -> None:
-    with LLM(BRIEF, engine={"name": "oengine", **option}, **SIZES) as llm:
+    with LLM(BRIEF, engine={"name": "oengine", **option}, idle_release_s=60, **SIZES) as llm:
         ledger = llm.engine.ledger
         assert isinstance(ledger, PageLedger)
         indexes = [group.store.index for group in ledger.groups.values()]
         assert [None if one is None else one.idle_s for one in indexes] == [
             option.get("prefix_idle_s")
         ] * len(indexes)
+
+
+def test_a_limit_that_nothing_would_keep_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = {"name": "oengine", "prefix_idle_s": 7.0}
+    with pytest.raises(ConfigError, match=r"prefix_idle_s = 7, without idle_release_s"):
+        LLM(BRIEF, engine=engine, **SIZES)
+    monkeypatch.setattr(CpuPlatform, "demand_memory", False)
+    with pytest.raises(ConfigError, match="Set idle_release_s too, or set prefix_ttl_s"):
+        LLM(BRIEF, engine=engine, idle_release_s=60, **SIZES)
 
 
 def test_the_loop_releases_memory_some_time_after_the_last_request(
@@ -101,7 +111,7 @@ def test_the_loop_releases_memory_some_time_after_the_last_request(
             called.set()
         return 0.05 if len(calls) == 1 else None
 
-    monkeypatch.setattr(idle, "DEFAULT_S", 0.2)
+    monkeypatch.setattr(fake_llm.loop._idle, "after_s", 0.2)
     monkeypatch.setattr(type(fake_llm.engine), "release_memory", release_memory)
     fake_llm.generate(PROMPTS, GREEDY)
     ended_s = time.monotonic()

@@ -10,7 +10,7 @@ from enginebay.contracts.cache import CacheGroup
 from enginebay.contracts.cache_shape import CacheShape
 from enginebay.contracts.engine import AttentionProblem, Engine
 from enginebay.contracts.executor import EngineParts
-from enginebay.errors import UnsupportedError
+from enginebay.errors import ConfigError, UnsupportedError
 from enginebay_paged.lease_records import GroupPages
 from enginebay_paged.ledger import PageLedger
 from enginebay_paged.options import PagedOptions
@@ -59,7 +59,7 @@ def make_ledger(
     tiers: PrefixTiers | None = None,
 ) -> PageLedger:
     """Make the ledger of a cache of these sizes. It writes each row's pages to the page table of
-    their group.
+    their group. ConfigError for an explicit prefix_idle_s that would have no effect.
     """
     config, pools = parts.config, make_pools(parts.config, options.page_size)
     info, num_groups = parts.model.info, len(parts.model.info.groups)
@@ -68,6 +68,14 @@ def make_ledger(
     ttl_s, idle_s = options.prefix_ttl_s, options.prefix_idle_s
     has_tier = options.prefix_host_bytes is not None  # which is there to keep pages longer
     is_default = "prefix_idle_s" not in options.model_fields_set
+    releases = config.idle_release_s is not None and parts.platform.demand_memory
+    if not (releases or is_default or idle_s is None):
+        raise ConfigError(
+            f"prefix_idle_s = {idle_s:g}, without idle_release_s or on a platform whose memory "
+            "stays allocated",
+            "engines on a Linux CPU that give memory back while no request runs",
+            "Set idle_release_s too, or set prefix_ttl_s, which works everywhere.",
+        )
     if (has_tier and is_default) or not parts.platform.demand_memory:
         idle_s = None
 

@@ -75,9 +75,9 @@ class PagedOptions(BaseModel):
     prefix_idle_s: float | None = Field(
         default=300.0,
         gt=0.0,
-        description="on a CPU, seconds after which an unused page is freed while no request runs, "
-        "so that the memory of a load is given back; unset: not for this reason, as with "
-        "prefix_host_bytes",
+        description="with idle_release_s, on a Linux CPU, seconds after which an unused page is "
+        "freed while no request runs, so that the memory of a load is given back; unset: not for "
+        "this reason, as with prefix_host_bytes",
     )
     prefix_host_bytes: int | None = Field(
         default=None,

@@ -9,7 +9,6 @@ import functools
 import math
 import mmap
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Sharding
 
+from enginebay.contracts.platform import Compiled
 from enginebay.errors import InternalError
 
 IS_AVAILABLE = sys.platform == "linux"
@@ -27,7 +27,7 @@ def make_zeros(
     shape: tuple[int, ...],
     dtype: np.dtype,
     sharding: Sharding,
-    compiled: Callable[[Callable[[], jax.Array]], Callable[[], jax.Array]] | None = None,
+    compiled: Compiled | None = None,
 ) -> jax.Array:
     """Return an array of zeros on CPUs, as Platform.zeros does. Its memory is not resident; on a
     single device it never was.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
-from enginebay.contracts.platform import Hardware, Platform
+from enginebay.contracts.platform import Compiled, Hardware, Platform
 from enginebay.ops.caps import Env
 from enginebay_xla import demand_memory
 
@@ -118,7 +118,7 @@ class CpuPlatform(JaxPlatform):
         shape: tuple[int, ...],
         dtype: np.dtype,
         sharding: Sharding,
-        compiled: Callable[[Callable[[], jax.Array]], Callable[[], jax.Array]] | None = None,
+        compiled: Compiled | None = None,
     ) -> jax.Array:
         if self.demand_memory:
             return demand_memory.make_zeros(shape, dtype, sharding, compiled)

@@ -121,9 +121,9 @@ class Executor(ABC):
         """
 
     def serves(self, key: StepKey) -> bool:
-        """Whether a Step for `key` can be run without waiting until others' programs are compiled
-        that `compile_first` has left for later. Where it cannot, the engine runs the step in
-        several smaller ones.
+        """Whether a step of this key may run as a whole: a compiled program serves it, or it is
+        compiled now because nothing is left that `compile_first` compiles later. Where it is False,
+        the engine runs the step as several smaller ones.
         """
         return True
 

@@ -32,6 +32,10 @@ class Hardware:
     measured_on: str
 
 
+Compiled = Callable[[Callable[[], jax.Array]], Callable[[], jax.Array]]
+"""Returns the compiled program of a function without arguments."""
+
+
 class Platform(ABC):
     """The devices of one kind, with defaults that suit them. A vendor's plugin registers a
     platform; the core itself names no kind of device.
@@ -119,17 +123,18 @@ class Platform(ABC):
         shape: tuple[int, ...],
         dtype: np.dtype,
         sharding: Sharding,
-        compiled: Callable[[Callable[[], jax.Array]], Callable[[], jax.Array]] | None = None,
+        compiled: Compiled | None = None,
     ) -> jax.Array:
-        """Return an array of zeros for a cache, placed by `sharding`. `compiled` makes the program
-        of a function whose result is placed so; None: by `jax.jit`.
+        """Return an array of zeros for a cache, placed by `sharding`. `compiled` returns the
+        program of a function without arguments whose result is placed by `sharding`; None:
+        `jax.jit` makes it.
         """
         program = compiled or functools.partial(jax.jit, out_shardings=sharding)
         return program(functools.partial(jnp.zeros, shape, dtype))()
 
     def clear(self, array: jax.Array, first: int, last: int) -> None:
-        """Make the entries `first` to `last` - 1 of the first axis of an array of `zeros` zeros
-        again, in place, and give their memory back. Called only with `demand_memory`, while no
-        program uses the array.
+        """Set the entries `first` to `last` - 1 of the first axis of an array to 0, in place, and
+        give their memory back to the system. The array was made by `zeros`. Called only with
+        `demand_memory`, while no program uses the array.
         """
         raise InternalError(f"{type(self).__name__} cannot clear arrays in place")

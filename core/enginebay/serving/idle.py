@@ -8,25 +8,21 @@ import time
 from enginebay.contracts.engine import Engine
 from enginebay.serving.messages import Inbox, LoopMessage
 
-DEFAULT_S: float | None = None
-"""EngineConfig.idle_release_s where it is unset."""
-
 
 class IdleRelease:
     """Calls `Engine.release_memory` when it is due. Belongs to the loop's thread."""
 
     def __init__(self, engine: Engine, after_s: float | None) -> None:
-        """`after_s`: EngineConfig.idle_release_s."""
-        self._engine, self._after_s = engine, after_s
+        """`after_s`: seconds without a request after which the first call is due; None: never."""
+        self._engine, self.after_s = engine, after_s
         self._due_s: float | None = None  # monotonic time; None: not before the next request
         self.has_worked = True
         """Whether requests were there since the last wait."""
 
     def next_message(self, inbox: Inbox) -> LoopMessage:
         """Wait for a message while no request is there."""
-        after_s = DEFAULT_S if self._after_s is None else self._after_s
         if self.has_worked:
-            self._due_s = None if after_s is None else time.monotonic() + after_s
+            self._due_s = None if self.after_s is None else time.monotonic() + self.after_s
             self.has_worked = False
         while self._due_s is not None:
             try:
