@@ -20,7 +20,7 @@ from enginebay_runtime.local import LocalExecutor
 from enginebay_runtime.parts_of_step import decode_parts, prefill_parts
 from enginebay_runtime.programs import FIRST_TOKENS, first_steps
 
-ENGINES = ("oengine", "vinference")
+ENGINES = ("oengine", pytest.param("vinference", marks=pytest.mark.long))
 PROMPTS = ["Once upon a time", "The snail " * 30, "a", "b c d e f " * 12, "The sun"]
 
 
@@ -120,6 +120,7 @@ def test_requests_get_the_same_from_the_first_programs(both: tuple[LLM, LLM]) ->
     assert set(executor.programs) == before, "nothing was compiled for them"
 
 
+@pytest.mark.long
 def test_hidden_states_and_prompt_logprobs_of_parts_are_joined(both: tuple[LLM, LLM]) -> None:
     usual, first = both
     texts = ["The snail " * 40, "a cat"]

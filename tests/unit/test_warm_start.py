@@ -28,6 +28,7 @@ def result(process: subprocess.Popen[str]) -> Any:
     return json.loads(printed.splitlines()[-1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["oengine", "vinference"])
 def test_a_later_process_traces_lowers_and_compiles_nothing(engine: str, tmp_path: Path) -> None:
     """The first two processes start at once and share the cache."""
