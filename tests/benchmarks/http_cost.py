@@ -36,9 +36,10 @@ from enginebay_bench.serve.arrivals import closed_loop
 from enginebay_server.app import create_app
 from enginebay_server.served import ServedModel
 from enginebay_server.settings import ServerSettings
-from tests.benchmarks.http_server import free_port, wait_for
+from tests.benchmarks.http_server import wait_for
 from tests.fake_engine import Launched
 from tests.fakes import install
+from tests.ports import free_port
 
 NUM_STREAMS = 32
 FEW, MANY = 4, 132

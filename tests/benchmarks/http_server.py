@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 import time
 import urllib.error
 import urllib.request
-
-
-def free_port() -> int:
-    """A port that no program listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def wait_for(url: str, timeout_s: float = 300.0) -> None:

@@ -30,7 +30,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import enginebay_models
-from tests.benchmarks.http_server import free_port, wait_for
+from tests.benchmarks.http_server import wait_for
+from tests.ports import free_port
 
 NUM_REQUESTS, NEW_TOKENS, CONCURRENCY = 500, 50, 16
 WARMUP = 2 * CONCURRENCY

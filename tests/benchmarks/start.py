@@ -14,7 +14,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -23,6 +22,8 @@ import time
 from pathlib import Path
 
 import httpx
+
+from tests.ports import free_port
 
 POLL_S = 0.02
 DEADLINE_S = 600.0
@@ -34,14 +35,6 @@ CHATS = (
     "Write a line about the sea.",
 )
 COLUMNS = ("caches", "ready s", "first token s", "resident MiB after 5 chats", "at most MiB")
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 def status_mib(process_id: int, name: str) -> float:

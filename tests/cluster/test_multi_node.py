@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ import pytest
 
 from tests.cluster.client import answered, body_of, client, listening, processes_named, streams
 from tests.cluster.conftest import FLAGS, KEY
+from tests.ports import free_port
 from tests.server.process import ServerProcess, is_running, refused
 
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
@@ -30,9 +30,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         "ENGINEBAY_API_KEY": KEY,
     }.items():
         monkeypatch.setenv(name, value)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     head = subprocess.Popen(
         [*RAY, "start", "--head", "--block", f"--port={port}", f"--temp-dir={folder}",
          "--include-dashboard=false", "--num-cpus=1", "--object-store-memory=83886080"],

@@ -8,7 +8,6 @@ import importlib.util
 import json
 import math
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -22,6 +21,7 @@ import pytest
 
 from tests.adapters import write_adapter
 from tests.brief import DEMO
+from tests.ports import free_port
 from tests.server.dashboard import queries
 from tests.server.process import ServerProcess
 
@@ -96,9 +96,7 @@ def ask(
     folder: Path = tmp_path_factory.mktemp("prometheus")
     config = folder / "prometheus.yml"
     config.write_text(CONFIG.format(address=urllib.parse.urlsplit(server.url).netloc))
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{found.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     log = (folder / "log").open("wb")
     process = subprocess.Popen(
         [

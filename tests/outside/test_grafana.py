@@ -12,7 +12,6 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
 import time
 import urllib.error
 import urllib.request
@@ -25,6 +24,7 @@ import pytest
 from tests.adapters import write_adapter
 from tests.brief import DEMO
 from tests.outside.test_dashboard import complete
+from tests.ports import free_port
 from tests.server.dashboard import FILE
 from tests.server.process import ServerProcess
 
@@ -77,9 +77,7 @@ def running_grafana(folder: Path, prometheus: str) -> Iterator[str]:
         path = folder / "provisioning" / name / "test.yaml"
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps({"apiVersion": 1, **content}))
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    port = free_port()
     variables = {
         "GF_SERVER_HTTP_ADDR": "127.0.0.1",
         "GF_SERVER_HTTP_PORT": str(port),

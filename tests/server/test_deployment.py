@@ -23,6 +23,7 @@ import pytest
 
 from enginebay_server.command import add_arguments
 from enginebay_server.ingress import PROBES
+from tests.ports import free_port
 from tests.server.containerfile import Stages, last, read
 from tests.server.test_connections import listening
 from tools.reference_tables import with_tables
@@ -110,12 +111,6 @@ class Upstream:
             self.left.set()
         elif await asyncio.to_thread(self.received.wait, WAIT_S):
             await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port: int = one.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager

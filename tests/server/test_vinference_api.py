@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.ports import free_port
 from tests.server.in_process_client import HELLO, Asker, error_of, reasons_of, text_of
 
 if TYPE_CHECKING:
@@ -208,14 +209,8 @@ def fired(served: vInferenceApiServer, **named: Any) -> Iterator[tuple[int, int]
 
 def free_ports() -> tuple[int, int]:
     """Two ports, one after the other, that are free."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as one:
-            port = one.getsockname()[1]
-            try:
-                socket.create_server(("127.0.0.1", port + 1)).close()
-            except OSError:
-                continue
-            return port, port + 1
+    port = free_port(1)
+    return port, port + 1
 
 
 def wait_for(port: int) -> None:

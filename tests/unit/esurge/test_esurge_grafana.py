@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from enginebay_esurge import eSurge, grafana
+from tests.ports import free_port
 from tests.unit.esurge.small import until
 
 prometheus_client = pytest.importorskip("prometheus_client")
@@ -67,12 +68,6 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 def monitored(engine: eSurge) -> Iterator[eSurge]:
     yield engine
     engine.stop_monitoring()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def read(notes: Path) -> list[tuple[list[str], dict[str, str], int]]:
