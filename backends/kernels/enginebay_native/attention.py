@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +15,9 @@ from enginebay.ops.caps import Caps, Env
 from enginebay.ops.kv_storage import KV_STORAGES
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_native.calls import register
+from enginebay_native.compiling import begin_compiling, check_library
 
-TARGET = register("attention")
+check_library("attention")
 
 DTYPES = frozenset({"float32", "bfloat16"})
 
@@ -44,6 +46,10 @@ class NativeAttention:
     version: str = "3"
     priority: int = 10
     caps: Caps = CAPS
+
+    def prepare(self, needs: Mapping[str, Collection[str]]) -> None:
+        """Begin to compile the C++ of decode steps."""
+        begin_compiling("attention")
 
     def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> None:
         """Return None: there is nothing to tune."""
@@ -79,7 +85,7 @@ class NativeAttention:
             jax.ShapeDtypeStruct(q.shape[:2], jnp.float32),
         )
         none = jnp.zeros(0, jnp.float32)
-        out, lse = jax.ffi.ffi_call(TARGET, shapes)(
+        out, lse = jax.ffi.ffi_call(register("attention"), shapes)(
             q,
             cache["k"],
             cache["k" if spec.v_is_k_prefix else "v"],

@@ -7,11 +7,9 @@ import functools
 
 import jax
 
-from enginebay_native.compiling import begin_compiling, library
+from enginebay_native.compiling import library
 
 PREFIX = "enginebay_"
-TOGETHER = (("attention", "linear"), ("quantized_linear", "panel_linear"))
-"""Functions that most models need together: their libraries are compiled at the same time."""
 
 
 def register_call(target: str) -> None:
@@ -26,9 +24,6 @@ def register(name: str) -> str:
     Raises UnsupportedError without a compiler.
     """
     target = f"{PREFIX}{name}"
-    for names in TOGETHER:
-        if name in names:
-            begin_compiling(*(other for other in names if other != name))
     function = getattr(ctypes.CDLL(str(library(name))), target)
     jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(function), platform="cpu")
     return target

@@ -78,18 +78,27 @@ def library(name: str) -> Path:
 
 
 def begin_compiling(*names: str) -> None:
-    """Begin to compile the libraries of these names that are not there, each in a thread, on all
-    cores but one, and return at once. `library` waits for a library that is being compiled, and
-    raises the errors, which are ignored here.
+    """Begin to compile the libraries of these names that are not there, as many at a time as there
+    are cores, and return at once. `library` waits for a library that is being compiled, and raises
+    the errors, which are ignored here.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    for name in [name for name in names if _find(name)[1] is None][: cores - 1]:
 
-        def compile_it(name: str = name) -> None:
-            with contextlib.suppress(UnsupportedError, OSError):
-                library(name)
+    def compile_it(name: str) -> None:
+        with contextlib.suppress(UnsupportedError, OSError), _compilers():
+            library(name)
 
-        threading.Thread(target=compile_it, name=f"enginebay-compile-{name}").start()
+    for name in names:
+        if _find(name)[1] is None:
+            threading.Thread(
+                target=compile_it, args=(name,), name=f"enginebay-compile-{name}"
+            ).start()
+
+
+@functools.cache
+def _compilers() -> threading.Semaphore:
+    """How many compilers `begin_compiling` runs at once."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return threading.Semaphore(len(os.sched_getaffinity(0)) if has_affinity else 1)
 
 
 def check_library(name: str) -> None:

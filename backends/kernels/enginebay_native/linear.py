@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from enginebay.ops.caps import Env
 from enginebay.ops.tuning import OpProblem
 from enginebay.weights import FLOAT, QuantizedArray, Weight
 from enginebay_native.calls import register
+from enginebay_native.compiling import begin_compiling, check_library
 from enginebay_native.quantized import in_cpp, in_panels, is_served
 
 MAX_ROWS = {"float32": 128, "bfloat16": 48}
@@ -28,7 +29,7 @@ ONE_SCALE = (jnp.dtype(jnp.int8), jnp.dtype(jnp.float8_e4m3fn))
 BLOCK_KIB = (32, 64, 128, 256, 512)
 TASKS_PER_THREAD = (2, 4, 8)
 
-TARGET = register("linear")
+check_library("linear")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +54,13 @@ class NativeLinear:
     """Returns the configuration of a call, by its rows (the next power of two), inputs, outputs and
     dtype.
     """
+
+    def prepare(self, needs: Mapping[str, Collection[str]]) -> None:
+        """Begin to compile the C++ that the form of the weights needs. A checkpoint may have other
+        weights besides; their C++ is compiled when a step is traced.
+        """
+        forms = needs.get("quantizations")
+        begin_compiling(*(("quantized_linear", "panel_linear") if forms else ("linear",)))
 
     def default_config(self, env: Env, problem: OpProblem) -> WorkSplit:
         """Return one configuration for all problems."""
@@ -133,7 +141,7 @@ class NativeLinear:
         rows, outputs = x.shape[0], matrix.shape[0]
         sharing = self._sharing(rows, matrix.shape[1], outputs, matrix.dtype)
         product: jax.Array = jax.ffi.ffi_call(
-            TARGET, jax.ShapeDtypeStruct((rows, outputs), jnp.float32)
+            register("linear"), jax.ShapeDtypeStruct((rows, outputs), jnp.float32)
         )(
             x,
             matrix,

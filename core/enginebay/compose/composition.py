@@ -15,6 +15,7 @@ from enginebay.compose.import_paths import BY_PATH, import_path
 from enginebay.compose.kernel_configs import require_tuned
 from enginebay.compose.kernels import choose_kernels
 from enginebay.compose.model_cache import dtypes_by_group, model_cache
+from enginebay.compose.ops import ATTENTION
 from enginebay.compose.override import by_op, overridden_plan
 from enginebay.compose.partition import split_model
 from enginebay.compose.plan import Plan
@@ -48,6 +49,7 @@ from enginebay.errors import (
     unknown_name,
 )
 from enginebay.jax_start import prepare_jax
+from enginebay.ops.caps import Preparable
 from enginebay.ops.select import Candidate, choose, is_import_path
 from enginebay.plugins.guard import reason_of
 from enginebay.plugins.registry import Entry, Registry, import_target, load_registry
@@ -215,7 +217,13 @@ def make_proposer(registry: Registry, config: EngineConfig) -> Proposer | None:
 
 def make_engine(plan: Plan, progress: Progress | None = None) -> Engine:
     """Make the engine with its memory plan. Nothing is loaded or allocated before make_arrays()."""
-    choice = plan.config.engine
+    choice, kernels = plan.config.engine, plan.kernels
+    for op, impl in [
+        *((ATTENTION, one) for one in kernels.attention.values()),
+        *kernels.plain.items(),
+    ]:
+        if isinstance(impl, Preparable):
+            impl.prepare(kernels.needs_of(op))
     engine: Engine = _make(
         plan.registry, "engine", choice.name, choice.options, make_parts(plan, progress)
     )

@@ -5,7 +5,7 @@ run a problem.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from enginebay.contracts.cache import KVLayout
@@ -46,6 +46,20 @@ class Interpretable(Protocol):
 
         If the interpreter can, it also finds errors that a device hides: races, reads out of
         bounds, and reads of scratch memory that was not written.
+        """
+
+
+@runtime_checkable
+class Preparable(Protocol):
+    """An implementation of an op whose first call would wait for work that can begin earlier, such
+    as the compilation of C++.
+    """
+
+    def prepare(self, needs: Mapping[str, Collection[str]]) -> None:
+        """Begin this work on threads of its own, and return at once. Errors are raised by the
+        first call. `needs`: the values that the engine's weights and cache need of the kernel's
+        capabilities, such as {"quantizations": ("int8",)}. An engine calls this when its kernels
+        are chosen.
         """
 
 
