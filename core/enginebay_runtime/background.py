@@ -1,11 +1,11 @@
-"""Background: runs jobs one after the other on a thread of its own."""
+"""Background: runs jobs one after the other on a thread of its own. AfterRuns starts such jobs."""
 
 from __future__ import annotations
 
 import collections
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 
 log = logging.getLogger("enginebay.background")
 
@@ -74,3 +74,28 @@ class Background:
                 log.exception("thread %s ends after an error", self._name)
                 return
             self._jobs.popleft()
+
+
+class AfterRuns:
+    """Does something for a key, on a thread of its own, after it has run `num_runs` times."""
+
+    def __init__(self, num_runs: int, name: str) -> None:
+        """`name` is the name of the threads."""
+        self._num_runs, self._name = num_runs, name
+        self._runs: collections.Counter[Hashable] = collections.Counter()
+        self._started: list[Background] = []
+
+    def count(self, key: Hashable, make_job: Callable[[], Callable[[], object]]) -> None:
+        """Count a run. The last of `num_runs` calls `make_job` here, and starts what it returns."""
+        self._runs[key] += 1
+        if self._runs[key] == self._num_runs:
+            job = Background([make_job()], self._name)
+            self._started.append(job)
+            job.start()
+
+    def stop(self) -> None:
+        """Wait for the jobs that run, and forget all runs."""
+        for job in self._started:
+            job.stop()
+        self._started.clear()
+        self._runs.clear()

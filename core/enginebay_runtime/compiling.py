@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
+import hashlib
 import json
 import logging
 import os
@@ -29,6 +30,7 @@ from enginebay.contracts.step_key import Kind, StepKey
 from enginebay.jax_config import seen_entries
 from enginebay.ops import prefill_columns as columns
 from enginebay_runtime.full_vocab import FullVocab
+from enginebay_runtime.layered import MIN_LAYERS, Calls, LayeredStep, split
 from enginebay_runtime.prefill import forward_step, sample_step
 from enginebay_runtime.programs import ProgramName, parts_of, program_name
 from enginebay_runtime.small_programs import abstract_array
@@ -38,6 +40,7 @@ from enginebay_runtime.step import (
     compact_decode_step,
     decode_step,
     nothing_sampled,
+    single_decode_step,
 )
 from enginebay_runtime.stored_programs import trace_settings
 from enginebay_runtime.tables import max_changes
@@ -192,6 +195,21 @@ class Prefill:
         return state, Sampled(new.tokens, new.logprobs, sampled.logits, full, sampled.hidden)
 
 
+def is_whole(program: Callable[..., Any]) -> bool:
+    """Whether no part of a step's program is a LayeredStep."""
+    if isinstance(program, Prefill):
+        return all(map(is_whole, (program.forward, *program.samplers.values())))
+    return not isinstance(program, LayeredStep)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowered:
+    """The lowered program of a part; with `calls` those of a LayeredStep."""
+
+    programs: Sequence[Any]
+    calls: Calls | None = None
+
+
 class StepCompiler:
     """Lowers and compiles steps, and stores the programs where the executor looks them up.
 
@@ -200,8 +218,12 @@ class StepCompiler:
     arrays, do not affect it. So it may be used on another thread.
     """
 
-    def __init__(self, executor: ExecutorView, programs: CompiledPrograms) -> None:
-        """`programs`: the executor's compiled programs, which this adds to."""
+    def __init__(
+        self, executor: ExecutorView, programs: CompiledPrograms, *, layered: bool = False
+    ) -> None:
+        """`programs`: the executor's compiled programs, which this adds to. `layered`: whether it
+        makes a LayeredStep of each step that can be one.
+        """
         self._parts, self._placement = executor.parts, executor.placement
         self._layouts = dict(executor.layouts)
         self._max_steps, self._options = executor.max_steps, executor.compile_options
@@ -210,6 +232,12 @@ class StepCompiler:
         self._store = executor.store
         self._settings = trace_settings()
         self._programs = programs
+        num_layers = sum(group.num_layers for group in self._parts.info.groups)
+        is_able = self._placement.mesh is None and self._dump_folder is None
+        self._layered = layered and is_able and num_layers >= MIN_LAYERS
+        self._pieces: dict[str, Future[tuple[Any, list[bytes]]]] = {}
+        """The programs of LayeredSteps by a digest of their text: steps share some."""
+        self._lock = threading.Lock()
 
     def make_all(self, keys: Sequence[StepKey], report: Callable[[StepKey], None]) -> None:
         """Compile the programs of these steps, two at a time, and call `report` after each; see
@@ -239,7 +267,7 @@ class StepCompiler:
         priority, so that steps which run at the same time come first.
         """
         self._settings = trace_settings()  # of this thread, which is another one
-        if program_name(key, self._layouts) not in self._programs:
+        if self.missing([key]) or not is_whole(self._programs[program_name(key, self._layouts)]):
             for part in self.missing([key]):
                 program = self.load(part)
                 if program is None:
@@ -254,9 +282,12 @@ class StepCompiler:
             report(key)
 
     def missing(self, keys: Sequence[StepKey]) -> list[StepKey]:
-        """The keys of the steps' programs (`parts_of`) that are not compiled."""
+        """The keys of the steps' programs (`parts_of`) that are not compiled, or only as a
+        LayeredStep where the program of the whole step is asked for.
+        """
         parts = dict.fromkeys(part for key in keys for part in parts_of(key))
-        return [part for part in parts if program_name(part, self._layouts) not in self._programs]
+        have = {part: self._programs.get(program_name(part, self._layouts)) for part in parts}
+        return [p for p, at in have.items() if at is None or not (self._layered or is_whole(at))]
 
     def joined(self, key: StepKey) -> Any:
         """The program of a step whose parts are all compiled."""
@@ -270,15 +301,41 @@ class StepCompiler:
         self._programs[program_name(key, self._layouts)] = joined
         return joined
 
-    def compile(self, key: StepKey, lowered: Any) -> Any:
+    def compile(self, key: StepKey, lowered: Lowered) -> Any:
         """Compile a lowered part. Any thread may call this."""
-        with self._compilations.timed(), seen_entries() as entries:
-            compiled = lowered.compile(compiler_options=self._options)
-        if self._store is not None and entries:
-            self._store.save(compiled, entries[-1], *self._stored_name(key))
+        is_layered = lowered.calls is not None
+        compiled = self._compiled_once if is_layered else self._compiled
+        with self._compilations.timed():
+            pairs = [compiled(one) for one in lowered.programs]
+        programs = [one for one, _ in pairs]
+        entries = [entry for _, seen in pairs for entry in seen[-1:]]
+        program = programs[0] if lowered.calls is None else LayeredStep(lowered.calls, programs)
+        if self._store is not None and len(entries) == len(programs):
+            self._store.save(program, entries, *self._stored_name(key), is_layered)
         if self._dump_folder is not None:
-            dump_program(self._dump_folder, str(key), self._layouts, lowered, compiled)
-        return compiled
+            dump_program(self._dump_folder, str(key), self._layouts, lowered.programs[0], program)
+        return program
+
+    def _compiled(self, lowered: Any) -> tuple[Any, list[bytes]]:
+        """Compile a program. Returns it, and its entries in JAX's cache."""
+        with seen_entries() as entries:
+            compiled = lowered.compile(compiler_options=self._options)
+        return compiled, entries
+
+    def _compiled_once(self, lowered: Any) -> tuple[Any, list[bytes]]:
+        """As `_compiled`; equal programs are compiled once, whichever threads ask for them."""
+        text = hashlib.sha256(lowered.as_text().encode()).hexdigest()
+        with self._lock:
+            found = self._pieces.get(text)
+            mine = self._pieces.setdefault(text, Future())
+        if found is not None:
+            return found.result()
+        try:
+            mine.set_result(self._compiled(lowered))
+        except BaseException as error:
+            mine.set_exception(error)
+            raise
+        return mine.result()
 
     def _stored_name(self, key: StepKey) -> tuple[object, ...]:
         """All that tells the program of a part from others, besides what the store knows."""
@@ -294,35 +351,52 @@ class StepCompiler:
         """
         if self._store is None:
             return None
+        name = self._stored_name(part)
         with self._compilations.timed():
-            return self._store.load(*self._stored_name(part))
+            found = self._store.load(*name, True) if self._layered else None
+            return self._store.load(*name, False) if found is None else found
 
     def keep(self, part: StepKey, program: Any) -> None:
         """Put a part where the executor looks it up."""
         self._programs[program_name(part, self._layouts)] = program
         self._compilations.add()
 
-    def lower(self, key: StepKey) -> Any:
+    def lower(self, key: StepKey) -> Lowered:
         """The traced program of a key. Runs on the caller's thread only."""
         held, args = self._arguments(key)
         options: dict[str, Any] = {}
-        if key.kind in ("decode", "compact"):
+        is_decode = key.kind in ("decode", "compact")
+        if is_decode:
             options["max_steps"] = 1 if key.full_vocab else self._max_steps
-        step: Callable[..., Any] = functools.partial(
-            STEPS[key.kind], parts=self._parts, layouts=self._layouts, key=key, **options
-        )
-        # A partial object has no name; profiles and compile logs show this one.
-        step.__name__ = f"enginebay_{key.kind}"
+        named: dict[str, Any] = {"parts": self._parts, "layouts": self._layouts, "key": key}
         outputs = None
         # Donated arrays are reused only when they are returned with the same sharding.
         if self._placement.mesh is not None:
             state = jax.tree.map(lambda a: a.sharding, held)
             others = (self._placement.replicated,) * (2 if key.kind == "forward" else 1)
             outputs = (state, *others)
-        donated = (1, 3) if key.kind == "sample" else 1
-        jitted = jax.jit(step, donate_argnums=donated, out_shardings=outputs)
+        donated = (1, 3) if key.kind == "sample" else (1,)
+
+        def traced(step: Callable[..., Any], *more: Any) -> Any:
+            function: Any = functools.partial(step, **named, **options)
+            # A partial object has no name; profiles and compile logs show this one.
+            function.__name__ = f"enginebay_{key.kind}"
+            jitted = jax.jit(function, donate_argnums=donated, out_shardings=outputs)
+            return jitted.trace(self._held[0], held, *args, *more)
+
         with self._compilations.timed():
-            return jitted.lower(self._held[0], held, *args)
+            if self._layered and key.kind != "sample":
+                sampled: Any = None
+                step, more = STEPS[key.kind], tuple[Any, ...]()
+                if is_decode:
+                    shape = key.bucket.seqs, options["max_steps"]
+                    sampled = jax.eval_shape(lambda: nothing_sampled(self._parts, key, shape))
+                    step, more = single_decode_step, (jax.ShapeDtypeStruct((), jnp.int32), sampled)
+                found = split(traced(step, *more), sampled)
+                if found is not None:
+                    calls, pieces = found
+                    return Lowered([piece.lower() for piece in pieces], calls)
+            return Lowered([traced(STEPS[key.kind]).lower()])
 
     def _arguments(self, key: StepKey) -> tuple[Any, tuple[Any, ...]]:
         """The state that a program changes, and the shapes of its other arguments."""

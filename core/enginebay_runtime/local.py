@@ -44,8 +44,8 @@ from enginebay.ops import prefill_columns as columns
 from enginebay.shadow_report import ShadowReport
 from enginebay.waits import waiting
 from enginebay.weights import merge_weights
-from enginebay_runtime.background import Background
-from enginebay_runtime.compiling import StepCompiler
+from enginebay_runtime.background import AfterRuns, Background
+from enginebay_runtime.compiling import StepCompiler, is_whole
 from enginebay_runtime.launched import LaunchedStep
 from enginebay_runtime.pages import PageMover
 from enginebay_runtime.programs import (
@@ -68,6 +68,12 @@ from enginebay_runtime.stored_programs import ProgramStore
 from enginebay_runtime.tables import ResidentTables, max_changes
 
 Result = TypeVar("Result")
+
+
+WHOLE_AFTER = 256
+"""After how many runs of a LayeredStep, outside a warm-up, the whole step is compiled. A process
+that ends waits for the compiler, which takes longer than the few runs of a short answer.
+"""
 
 
 class LocalExecutor(Executor):
@@ -100,6 +106,7 @@ class LocalExecutor(Executor):
         """Results of `choose` for the current layouts and parts."""
         self._scoping = Scoping(has_greedy=parts.has_greedy)
         self._background = Background()
+        self._layered_runs = AfterRuns(WHOLE_AFTER, "enginebay-compile")
         self._undo = list[Callable[[], None]]()
         self._writer = writer = RowWriter(self)
         self._mover = mover = PageMover(self)
@@ -142,7 +149,14 @@ class LocalExecutor(Executor):
         self._state, sampled = program(
             self.model_weights, self.state, self.tables.padded(few, num), command.inputs
         )
+        if self._background.is_done and not is_whole(program):
+            self._layered_runs.count(key, functools.partial(self._making_whole, key))
         return cast("Result", LaunchedStep(sampled, command))
+
+    def _making_whole(self, key: StepKey) -> Callable[[], None]:
+        """Return what compiles the whole program of a step."""
+        compiler = StepCompiler(self, self._programs)
+        return functools.partial(compiler.make_missing, key, _counted(None, 0))
 
     def _open_store(self) -> ProgramStore | None:
         if self.parts.config.compile_cache == "off":
@@ -188,6 +202,7 @@ class LocalExecutor(Executor):
 
     def close(self) -> None:
         """Free weights, cache and programs."""
+        self._layered_runs.stop()
         self._state, self.model_weights = None, {}
         self._programs.clear()
         self._chosen.clear()
@@ -242,7 +257,7 @@ class LocalExecutor(Executor):
         num_writers = self._writer.compile_all()
         was_running = self._background.stop()
         keys = _warmed(keys, self.parts.config)
-        missing = [key for key in keys if program_name(key, self.layouts) not in self._programs]
+        missing = [key for key in keys if self._lacks(key)]
         try:
             StepCompiler(self, self._programs).make_all(missing, _counted(progress, len(missing)))
         finally:
@@ -261,9 +276,10 @@ class LocalExecutor(Executor):
     def compile_first_steps(
         self, keys: Sequence[StepKey], progress: Report | None = None
     ) -> Background:
-        """Compile the programs of `first_steps`, and those that write rows. Returns a Background
-        that compiles the others after its start(): first those that serve every step, then the
-        others by increasing cost.
+        """Compile the programs of `first_steps`, as LayeredSteps where they can be, and those that
+        write rows. Returns a Background that compiles the others after its start(): first the whole
+        programs of these steps, then those that serve every step, then the others by increasing
+        cost.
 
         Until the others are compiled, `choose` finds a larger program for each step that one
         `serves`. `progress` counts all programs; for the others it is called on their thread.
@@ -275,13 +291,21 @@ class LocalExecutor(Executor):
         serving_all = set(covering(keys))
         missing = [key for key in keys if program_name(key, self.layouts) not in self._programs]
         report = _counted(progress, len(missing))
-        compiler = StepCompiler(self, self._programs)
-        compiler.make_all([key for key in missing if key in first], report)
+        layered = StepCompiler(self, self._programs, layered=True)
+        layered.make_all([key for key in missing if key in first], report)
+        whole = StepCompiler(self, self._programs)
         others = [key for key in missing if key not in first]
         others.sort(key=lambda key: (key not in serving_all, *cost(key), key.full_vocab))
-        jobs = [functools.partial(compiler.make_missing, key, report) for key in others]
+        there = [key for key in keys if key not in others and self._lacks(key)]
+        jobs = [functools.partial(whole.make_missing, key, _counted(None, 0)) for key in there]
+        jobs += [functools.partial(whole.make_missing, key, report) for key in others]
         self._background = Background(jobs, "enginebay-compile")
         return self._background
+
+    def _lacks(self, key: StepKey) -> bool:
+        """Whether the program of the whole step is not compiled."""
+        program = self._programs.get(program_name(key, self.layouts))
+        return program is None or not is_whole(program)
 
     def _at_hand(self, key: StepKey) -> StepKey | None:
         """The smallest compiled program that serves a step in all its variants, while others are
@@ -310,7 +334,7 @@ class LocalExecutor(Executor):
                     "Call warmup() first, or set forbid_compiling = false.",
                 )
             )
-        compiler = StepCompiler(self, self._programs)
+        compiler = StepCompiler(self, self._programs, layered=True)
         with waiting(f"compiling {key}, for {self.title}"):
             for part in compiler.missing([key]):
                 program = compiler.load(part)

@@ -40,7 +40,7 @@ def compiled_program(
             with seen_entries() as entries:
                 found = jitted.lower(*described).compile(compiler_options=options)
             if store is not None and entries:
-                store.save(found, entries[-1], *stored_name)
+                store.save(found, entries[-1:], *stored_name)
     return found
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,9 @@ from enginebay_runtime.full_vocab import FullVocab, log_softmax
 from enginebay_runtime.logprobs import Logprobs, logprobs_of
 from enginebay_runtime.processing import evolve, process
 from enginebay_runtime.tables import pages_of_rows, with_changes
+
+SAMPLING_CALL = "enginebay_sampling"
+"""The name of the jitted function that samples, in a traced step."""
 
 PENALTIES = "penalties"
 """The logits processor that applies penalties; in an engine without it the sampler applies them."""
@@ -133,6 +136,20 @@ def sample_rows(
 
     The results have no axis of tokens: [S] and [S, W].
     """
+    run: Any = functools.partial(_sampled_rows, parts, key)
+    if key.variant is not StepVariant.GREEDY:
+        run.__name__ = SAMPLING_CALL
+        run = jax.jit(run)
+    return cast("tuple[Sampled, Mapping[str, ProcessorState]]", run(logits, rows, processor_state))
+
+
+def _sampled_rows(
+    parts: EngineParts,
+    key: StepKey,
+    logits: jax.Array,
+    rows: DeviceRows,
+    processor_state: Mapping[str, ProcessorState],
+) -> tuple[Sampled, Mapping[str, ProcessorState]]:
     returned = logits if _returns_logits(parts, key) else None
     known = logits[:, : parts.info.num_token_ids]
     logits = without_padding(logits, parts.info.padding_from)
@@ -246,46 +263,108 @@ def decode_step(
     `key.bucket.rows_are_pages` row i must be page i; otherwise attention follows the pages. Returns
     max_steps tokens per row, -1 past the row's end.
     """
-    row_ids: Any = inputs.row_ids  # traced here
-    num_steps: Any = inputs.num_steps
-    bucket = key.bucket
-    tables = with_changes(state.tables, changes)
-    if pages is None:
-        num_tokens = length_after(state.rows, row_ids, num_steps)
-        pages = pages_of_rows(tables, layouts, bucket, row_ids, num_tokens)
-    ops = parts.ops(bucket, layouts)
-    ones = jnp.ones(bucket.seqs, jnp.int32)
+    num_steps: Any = inputs.num_steps  # traced here
+    decoding = _Decoding(weights, state, changes, inputs, parts, layouts, key)
+    one = decoding.one(num_steps, pages)
 
     def unfinished(carry: _Carry) -> jax.Array:
         step, _, rows, _, _ = carry
         return (step < num_steps) & ~rows.finished.all()
 
-    def one(carry: _Carry) -> _Carry:
-        step, cache, rows, processor_state, sampled = carry
-        active, adapters = ~rows.finished, adapters_of(key, rows)
-        batches = batches_of(ones, jnp.where(active, rows.length, 0), pages, layouts, bucket)
-        hidden, cache = parts.model.hidden(
-            weights, ops.in_step(batches, adapters), rows.last_token, cache, batches
-        )
-        logits = parts.model.logits(weights, ops.of_rows(adapters), hidden)
-        new, processor_state = sample_rows(parts, key, logits, rows, processor_state)
-        sampled = jax.tree.map(lambda before, after: before.at[:, step].set(after), sampled, new)
-        return step + 1, cache, rows.advanced(new.tokens, active), processor_state, sampled
+    empty = nothing_sampled(parts, key, (key.bucket.seqs, max_steps))
+    return decoding.result(jax.lax.while_loop(unfinished, one, decoding.start(empty)))
 
-    start = (
-        jnp.int32(0),
-        state.cache,
-        state.rows.take(row_ids, _history_length(key)),
-        take_fields(parts, key, state.processor_state, row_ids),
-        nothing_sampled(parts, key, (bucket.seqs, max_steps)),
-    )
-    _, cache, rows, processor_state, sampled = jax.lax.while_loop(unfinished, one, start)
-    return StepState(
-        cache,
-        state.rows.put(row_ids, rows, ADVANCED),
-        put_fields(parts, key, state.processor_state, row_ids, processor_state),
-        tables,
-    ), sampled
+
+def single_decode_step(
+    weights: Weights,
+    state: StepState,
+    changes: Mapping[str, jax.Array],
+    inputs: DecodeInputs,
+    number: jax.Array,
+    sampled: Sampled,
+    *,
+    parts: EngineParts,
+    layouts: Layouts,
+    key: StepKey,
+    max_steps: int,
+) -> tuple[StepState, Sampled]:
+    """Step `number` of decode_step, without a loop. `sampled` has the tokens of the steps before
+    it; its content is not read by step 0.
+    """
+    empty = nothing_sampled(parts, key, (key.bucket.seqs, max_steps))
+    sampled = jax.tree.map(lambda a, b: jnp.where(number == 0, a, b), empty, sampled)
+    decoding = _Decoding(weights, state, changes, inputs, parts, layouts, key)
+    one = decoding.one(jnp.int32(1), None)
+    return decoding.result(one((number, *decoding.start(sampled)[1:])))
+
+
+class _Decoding:
+    """The computation of a decode step that is being traced; arguments as those of decode_step."""
+
+    def __init__(
+        self,
+        weights: Weights,
+        state: StepState,
+        changes: Mapping[str, jax.Array],
+        inputs: DecodeInputs,
+        parts: EngineParts,
+        layouts: Layouts,
+        key: StepKey,
+    ) -> None:
+        self._row_ids: Any = inputs.row_ids  # traced here
+        self._weights, self._state = weights, state
+        self._parts, self._layouts, self._key = parts, layouts, key
+        self._tables = with_changes(state.tables, changes)
+
+    def one(
+        self, num_steps: jax.Array, pages: Mapping[str, jax.Array] | None
+    ) -> Callable[[_Carry], _Carry]:
+        """Return what decodes one token per row, for at most `num_steps` tokens."""
+        parts, layouts, key, weights = self._parts, self._layouts, self._key, self._weights
+        bucket = key.bucket
+        if pages is None:
+            num_tokens = length_after(self._state.rows, self._row_ids, num_steps)
+            pages = pages_of_rows(self._tables, layouts, bucket, self._row_ids, num_tokens)
+        ops = parts.ops(bucket, layouts)
+        ones = jnp.ones(bucket.seqs, jnp.int32)
+
+        def step(carry: _Carry) -> _Carry:
+            step, cache, rows, processor_state, sampled = carry
+            active, adapters = ~rows.finished, adapters_of(key, rows)
+            batches = batches_of(ones, jnp.where(active, rows.length, 0), pages, layouts, bucket)
+            hidden, cache = parts.model.hidden(
+                weights, ops.in_step(batches, adapters), rows.last_token, cache, batches
+            )
+            logits = parts.model.logits(weights, ops.of_rows(adapters), hidden)
+            new, processor_state = sample_rows(parts, key, logits, rows, processor_state)
+            sampled = jax.tree.map(
+                lambda before, after: before.at[:, step].set(after), sampled, new
+            )
+            return step + 1, cache, rows.advanced(new.tokens, active), processor_state, sampled
+
+        return step
+
+    def start(self, sampled: Sampled) -> _Carry:
+        """Return what the first step gets."""
+        state, key = self._state, self._key
+        return (
+            jnp.int32(0),
+            state.cache,
+            state.rows.take(self._row_ids, _history_length(key)),
+            take_fields(self._parts, key, state.processor_state, self._row_ids),
+            sampled,
+        )
+
+    def result(self, carry: _Carry) -> tuple[StepState, Sampled]:
+        """Return the state after the last step, and what was sampled."""
+        _, cache, rows, fields, sampled = carry
+        state, row_ids = self._state, self._row_ids
+        return StepState(
+            cache,
+            state.rows.put(row_ids, rows, ADVANCED),
+            put_fields(self._parts, self._key, state.processor_state, row_ids, fields),
+            self._tables,
+        ), sampled
 
 
 def length_after(rows: DeviceRows, row_ids: jax.Array, num_new: jax.Array) -> jax.Array:

@@ -1,13 +1,14 @@
 """ProgramStore: compiled steps in files, which a later process loads without tracing them.
 
-A file has what JAX knows of a program, and its executable as an entry of JAX's compilation cache
-has it. The entry itself is not read later: processes that start at once compile the same program to
-other bytes. The file's name is a digest of all that the program was made from:
-`EngineParts.program_digest`, the step's key, the layouts, the shapes of weights and state,
-versions, JAX's settings, devices, processor. The file also lists the modules of the process that
-wrote it and the digests of their source files: when a source file has other content, or a module
-was loaded from another file, the program is not loaded. The file has its name in it and a checksum,
-and it must belong to the user and be closed to others, because loading it executes what is in it.
+A file has what JAX knows of a program, or of each program of a LayeredStep, and its executable as
+an entry of JAX's compilation cache has it. The entry itself is not read later: processes that start
+at once compile the same program to other bytes. The file's name is a digest of all that the program
+was made from: `EngineParts.program_digest`, the step's key, the layouts, the shapes of weights and
+state, versions, JAX's settings, devices, processor. The file also lists the modules of the process
+that wrote it and the digests of their source files: when a source file has other content, or a
+module was loaded from another file, the program is not loaded. The file has its name in it and a
+checksum, and it must belong to the user and be closed to others, because loading it executes what
+is in it.
 
 A process in which a function of enginebay or of a plugin was replaced by one of a script neither
 loads nor stores programs. A program that depends on a data file that a plugin reads is not told
@@ -43,6 +44,7 @@ from jax.experimental import serialize_executable
 from enginebay.contracts.executor import EngineParts
 from enginebay.jax_config import executable_of
 from enginebay.machine import processor_features
+from enginebay_runtime.layered import LayeredStep
 
 log = logging.getLogger("enginebay_runtime")
 
@@ -56,7 +58,7 @@ _STARTED_NS = time.time_ns()
 """When this process began. A source file that is newer may differ from what was imported."""
 
 _SAVES = itertools.count()
-_MAGIC = b"enginebay program 2\n"
+_MAGIC = b"enginebay program 3\n"
 _SUFFIX = ".program"
 _DIGEST_BYTES = 32
 _PART = ".part"
@@ -109,14 +111,17 @@ class ProgramStore:
             if other is not None:
                 log.debug("stored program %s: %s is another file here", path.name, other)
                 return None
-            program = self._loaded(stored["program"], executable_of(stored["entry"]))
+            programs = [self._loaded(*each) for each in stored["programs"]]
+            calls = stored["calls"]
+            program = programs[0] if calls is None else LayeredStep(calls, programs)
             os.utime(path)
         except Exception as error:  # noqa: BLE001  # whatever is wrong with a file, it is a miss
             log.debug("stored program %s: %s: %s", path.name, type(error).__name__, error)
             return None
         return program
 
-    def _loaded(self, pickled: bytes, executable: bytes) -> Any:
+    def _loaded(self, pickled: bytes, entry: bytes) -> Any:
+        executable = executable_of(entry)
         for call in self._calls:
             if call.encode() in executable:
                 self._register(call)
@@ -128,9 +133,9 @@ class ProgramStore:
             unloaded.load(), [], in_tree.unflatten(args), out_tree, no_kwargs=no_kwargs
         )
 
-    def save(self, program: Any, entry: bytes, *names: object) -> None:
-        """Store a compiled program under these names. `entry`: the content of its entry in JAX's
-        compilation cache.
+    def save(self, program: Any, entries: Sequence[bytes], *names: object) -> None:
+        """Store a compiled program, or a LayeredStep, under these names. `entries`: the content of
+        the entry in JAX's compilation cache of each of its programs.
         """
         if self._replaced is not None:
             return
@@ -139,10 +144,13 @@ class ProgramStore:
             sources, modules = _sources()
             if late := next((p for p in sources if _mark(p)[1] > _STARTED_NS), None):
                 raise ValueError(f"{late} was changed after this process began")
+            is_layered = isinstance(program, LayeredStep)
+            programs = program.programs if is_layered else (program,)
+            each = zip(programs, entries, strict=True)
             stored = {
                 "name": path.name,
-                "program": _pickled(program),
-                "entry": entry,
+                "programs": [(_pickled(one), entry) for one, entry in each],
+                "calls": program.calls if is_layered else None,
                 "sources": sources,
                 "modules": modules,
             }

@@ -27,6 +27,7 @@ from enginebay.jax_config import (
 )
 from enginebay_runtime import stored_programs
 from enginebay_runtime.compiling import StepCompiler
+from enginebay_runtime.layered import Call, Calls, LayeredStep
 from enginebay_runtime.stored_programs import ProgramStore
 from tests.brief import TINY
 
@@ -43,7 +44,7 @@ class Kept(NamedTuple):
     """A compiled program, and its entry in JAX's cache."""
 
     program: Any
-    entry: bytes
+    entries: list[bytes]
 
 
 def compiled() -> Kept:
@@ -52,7 +53,7 @@ def compiled() -> Kept:
     shape = jax.ShapeDtypeStruct((3,), jnp.float32)
     with seen_entries() as entries:
         program = step.lower(shape, shape).compile()
-    return Kept(program, entries[-1])
+    return Kept(program, entries[-1:])
 
 
 @pytest.fixture(autouse=True)
@@ -124,6 +125,21 @@ def test_a_loaded_program_is_the_one_that_was_stored(store: ProgramStore) -> Non
     np.testing.assert_array_equal(first, [1, 2, 3])
     np.testing.assert_array_equal(second, [2, 2, 2])
     assert x.is_deleted(), "the first argument is donated"
+
+
+def test_the_programs_of_a_layered_step_are_in_one_file(store: ProgramStore, folder: Path) -> None:
+    one, other = compiled(), compiled()
+    both = Call(0, (0, 2), (3, 4), (0,)), Call(1, (3, 4), (5, 6), (3, 4))
+    tree = jax.tree.structure((0, 0))
+    calls = Calls(both, (np.ones(3, np.float32),), (5, 6), 7, tree)
+    entries = [*one.entries, *other.entries]
+    store.save(LayeredStep(calls, [one.program, other.program]), entries, "step")
+    assert the_file(folder).stat().st_size > sum(map(len, entries))
+    loaded = store.load("step")
+    assert isinstance(loaded, LayeredStep)
+    first, second = loaded(jnp.arange(3.0), None, 0.0, None)
+    np.testing.assert_array_equal(first, [2, 3, 4])
+    np.testing.assert_array_equal(second, [4, 4, 4])
 
 
 def test_other_names_other_parts_other_devices_are_misses(
@@ -219,7 +235,12 @@ def test_two_hundred_changed_cut_and_foreign_files_are_misses_with_reasons(
     whole = file.read_bytes()
     store.save(*kept, "another step")
     (other,) = set(folder.glob("*.program")) - {file}
-    foreign = [other.read_bytes(), kept.entry, pickle.dumps({"program": b""}), bytes(len(whole))]
+    foreign = [
+        other.read_bytes(),
+        kept.entries[0],
+        pickle.dumps({"program": b""}),
+        bytes(len(whole)),
+    ]
     random = np.random.default_rng(0)
     contents = list(foreign)
     contents += [whole[:size] for size in (0, 1, 19, 20, 51, 52, len(whole) - 1)]
@@ -446,7 +467,7 @@ def test_modules_of_enginebay_are_among_the_sources_and_python_s_own_are_not(
 def test_a_full_disk_and_a_program_that_cannot_be_stored_raise_nothing(
     store: ProgramStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.save(object(), compiled().entry, "step")
+    store.save(object(), compiled().entries, "step")
     assert not list(folder.iterdir())
 
     def full(*args: Any, **kwargs: Any) -> Any:

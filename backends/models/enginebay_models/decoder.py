@@ -24,7 +24,7 @@ from enginebay.contracts.model import (
     Weights,
 )
 from enginebay.errors import ConfigError, explain
-from enginebay.ops.bound import Ops
+from enginebay.ops.bound import LAYER_CALL, Ops
 from enginebay.ops.linear import EMBEDDING, LINEAR
 from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnSpec
@@ -261,6 +261,7 @@ class NnxModel(Model):
         run: Callable[..., Any] = functools.partial(DecoderLayer.__call__, ops=ops)
         if ops.shares_layers:  # layers that are alike are traced once, as a function of the module
             # JAX keeps a trace as long as its function, here a partial object of this trace.
+            run.__name__ = LAYER_CALL
             run = jax.jit(run)
             for layer in module.layers:
                 layer.attention.layer = 0

@@ -16,6 +16,11 @@ from enginebay.ops.caps import Caps, Env
 from enginebay.ops.op import Op, SignatureT
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket, StepBatch
 
+LAYER_CALL = "enginebay_layer"
+"""The name of the jitted function of a model that computes one of several layers that are alike.
+Steps can be compiled in parts at its calls.
+"""
+
 
 class AttentionImpl(Protocol):
     """An implementation of attention, registered as kind "kernel" with op "attention".
