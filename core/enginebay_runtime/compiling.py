@@ -161,7 +161,8 @@ def dump_program(
 @dataclasses.dataclass(frozen=True)
 class Prefill:
     """A prefill as one call: runs its forward program, then the smallest of its `samplers` (by
-    number of rows) that holds the rows whose prompt ends here, if there are any.
+    number of rows) that holds the rows whose prompt ends here, if there are any. For more rows than
+    the largest one holds, it runs several times.
     """
 
     forward: Callable[..., Any]
@@ -179,19 +180,20 @@ class Prefill:
         sampling = np.flatnonzero(ints[:, columns.SAMPLES])
         if not len(sampling):
             return state, sampled
-        num = next(size for size in self.samplers if size >= len(sampling))
-        places = np.full(num, len(ints), np.int32)
-        places[: len(sampling)] = sampling
-        row_ids = np.zeros(num, np.int32)
-        row_ids[: len(sampling)] = ints[sampling, columns.ROW]
-        full = sampled.full_vocab
-        given = Sampled(sampled.tokens, sampled.logprobs, None, full and FullVocab(full.rows))
-        (rows, processor_state), new = self.samplers[num](
-            weights, (state.rows, state.processor_state), last, given, row_ids, places
-        )
+        most, full = max(self.samplers), sampled.full_vocab
+        held = state.rows, state.processor_state
+        new = Sampled(sampled.tokens, sampled.logprobs, None, full and FullVocab(full.rows))
+        for first in range(0, len(sampling), most):
+            some = sampling[first : first + most]
+            num = next(size for size in self.samplers if size >= len(some))
+            places = np.full(num, len(ints), np.int32)
+            places[: len(some)] = some
+            row_ids = np.zeros(num, np.int32)
+            row_ids[: len(some)] = ints[some, columns.ROW]
+            held, new = self.samplers[num](weights, held, last, new, row_ids, places)
         if full and new.full_vocab:
             full = dataclasses.replace(full, rows=new.full_vocab.rows)
-        state = dataclasses.replace(state, rows=rows, processor_state=processor_state)
+        state = dataclasses.replace(state, rows=held[0], processor_state=held[1])
         return state, Sampled(new.tokens, new.logprobs, sampled.logits, full, sampled.hidden)
 
 
@@ -222,7 +224,8 @@ class StepCompiler:
         self, executor: ExecutorView, programs: CompiledPrograms, *, layered: bool = False
     ) -> None:
         """`programs`: the executor's compiled programs, which this adds to. `layered`: whether it
-        makes a LayeredStep of each step that can be one.
+        makes a LayeredStep of each step that can be one, and of a prefill only the program that
+        samples one row.
         """
         self._parts, self._placement = executor.parts, executor.placement
         self._layouts = dict(executor.layouts)
@@ -285,18 +288,20 @@ class StepCompiler:
         """The keys of the steps' programs (`parts_of`) that are not compiled, or only as a
         LayeredStep where the program of the whole step is asked for.
         """
-        parts = dict.fromkeys(part for key in keys for part in parts_of(key))
+        parts = dict.fromkeys(part for key in keys for part in self._parts_of(key))
         have = {part: self._programs.get(program_name(part, self._layouts)) for part in parts}
         return [p for p, at in have.items() if at is None or not (self._layered or is_whole(at))]
 
+    def _parts_of(self, key: StepKey) -> tuple[StepKey, ...]:
+        return parts_of(key)[:2] if self._layered else parts_of(key)
+
     def joined(self, key: StepKey) -> Any:
         """The program of a step whose parts are all compiled."""
-        forward, *samplers = (
-            self._programs[program_name(part, self._layouts)] for part in parts_of(key)
-        )
+        parts = self._parts_of(key)
+        forward, *samplers = (self._programs[program_name(part, self._layouts)] for part in parts)
         if not samplers:
             return forward
-        sizes = [part.bucket.tokens for part in parts_of(key)[1:]]
+        sizes = [part.bucket.tokens for part in parts[1:]]
         joined = Prefill(forward, dict(zip(sizes, samplers, strict=True)))
         self._programs[program_name(key, self._layouts)] = joined
         return joined
@@ -385,7 +390,7 @@ class StepCompiler:
             return jitted.trace(self._held[0], held, *args, *more)
 
         with self._compilations.timed():
-            if self._layered and key.kind != "sample":
+            if self._layered:
                 sampled: Any = None
                 step, more = STEPS[key.kind], tuple[Any, ...]()
                 if is_decode:

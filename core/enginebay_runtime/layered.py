@@ -70,11 +70,12 @@ class LayeredStep:
     def __init__(self, calls: Calls, programs: Sequence[Callable[..., Any]]) -> None:
         self.calls, self.programs = calls, tuple(programs)
 
-    def __call__(self, weights: Any, state: Any, changes: Any, inputs: Any) -> Any:
+    def __call__(self, *arguments: Any) -> Any:
         """Run the step, as the program of the whole step does."""
         sampled = self.calls.sampled
         if sampled is None:
-            return self._run(weights, state, changes, inputs)
+            return self._run(*arguments)
+        weights, state, changes, inputs = arguments
         sampled = jax.tree.map(lambda array: np.zeros(array.shape, array.dtype), sampled)
         for number in range(int(inputs.num_steps)):
             given = weights, state, changes, inputs, np.int32(number), sampled
@@ -95,10 +96,10 @@ class LayeredStep:
 
 def split(traced: Any, sampled: Any = None) -> tuple[Calls, list[Piece]] | None:
     """Split a step that `jax.jit(...).trace(...)` has traced at its SHARED_CALLS; None for a step
-    without MIN_LAYERS layers that are alike. `sampled`: as that of Calls.
+    without any. `sampled`: as that of Calls.
     """
-    names = [equation.params.get("name") for equation in traced.jaxpr.eqns]
-    return _Split(traced).result(sampled) if names.count(LAYER_CALL) >= MIN_LAYERS else None
+    names = {equation.params.get("name") for equation in traced.jaxpr.eqns}
+    return None if names.isdisjoint(SHARED_CALLS) else _Split(traced).result(sampled)
 
 
 MIN_LAYERS = 8

@@ -303,9 +303,10 @@ class LocalExecutor(Executor):
         return self._background
 
     def _lacks(self, key: StepKey) -> bool:
-        """Whether the program of the whole step is not compiled."""
-        program = self._programs.get(program_name(key, self.layouts))
-        return program is None or not is_whole(program)
+        """Whether a program of the whole step is not compiled."""
+        names = [program_name(one, self.layouts) for one in (key, *parts_of(key))]
+        programs = [self._programs.get(name) for name in names]
+        return not all(program is not None and is_whole(program) for program in programs)
 
     def _at_hand(self, key: StepKey) -> StepKey | None:
         """The smallest compiled program that serves a step in all its variants, while others are
