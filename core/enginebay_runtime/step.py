@@ -264,7 +264,7 @@ def decode_step(
     max_steps tokens per row, -1 past the row's end.
     """
     num_steps: Any = inputs.num_steps  # traced here
-    decoding = _Decoding(weights, state, changes, inputs, parts, layouts, key)
+    decoding = _Decoding(weights, state, changes, inputs, parts=parts, layouts=layouts, key=key)
     one = decoding.one(num_steps, pages)
 
     def unfinished(carry: _Carry) -> jax.Array:
@@ -293,7 +293,7 @@ def single_decode_step(
     """
     empty = nothing_sampled(parts, key, (key.bucket.seqs, max_steps))
     sampled = jax.tree.map(lambda a, b: jnp.where(number == 0, a, b), empty, sampled)
-    decoding = _Decoding(weights, state, changes, inputs, parts, layouts, key)
+    decoding = _Decoding(weights, state, changes, inputs, parts=parts, layouts=layouts, key=key)
     one = decoding.one(jnp.int32(1), None)
     return decoding.result(one((number, *decoding.start(sampled)[1:])))
 
@@ -307,6 +307,7 @@ class _Decoding:
         state: StepState,
         changes: Mapping[str, jax.Array],
         inputs: DecodeInputs,
+        *,
         parts: EngineParts,
         layouts: Layouts,
         key: StepKey,

@@ -77,12 +77,12 @@ def test_a_library_is_kept_in_a_private_folder_and_found_again(
     user: Path, compiler: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", f"{compiler} -DOF_MINE")
-    first = compiling.library("linear")
+    first = compiling.library("linear_f32")
     folder = user / "cache" / "enginebay" / "native"
     assert list(folder.iterdir()) == [first], "nothing else is left there"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert hasattr(ctypes.CDLL(str(first)), "enginebay_linear")
-    assert compiling.library("linear") == first
+    assert hasattr(ctypes.CDLL(str(first)), "enginebay_linear_f32")
+    assert compiling.library("linear_f32") == first
     [call] = calls(user)
     assert call.startswith("-DOF_MINE ")
 
@@ -100,7 +100,7 @@ def test_another_processor_gets_a_library_of_its_own(
     user: Path, pretender: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", str(pretender))
-    found = [compiling.library("linear")]
+    found = [compiling.library("linear_f32")]
     read_text = Path.read_text
     cpuinfo = "flags : one and another\n"
 
@@ -108,11 +108,11 @@ def test_another_processor_gets_a_library_of_its_own(
         return cpuinfo if str(path) == "/proc/cpuinfo" else read_text(path, *args, **options)
 
     monkeypatch.setattr(Path, "read_text", read)
-    found.append(compiling.library("linear"))
+    found.append(compiling.library("linear_f32"))
     cpuinfo = "flags : one\n"
-    found.append(compiling.library("linear"))
+    found.append(compiling.library("linear_f32"))
     monkeypatch.setattr("platform.machine", lambda: "another processor")
-    found.append(compiling.library("linear"))
+    found.append(compiling.library("linear_f32"))
     assert len(set(found)) == len(calls(user)) == 4
 
 
@@ -122,7 +122,7 @@ def test_what_several_need_at_once_is_compiled_once(
     monkeypatch.setenv("CXX", str(pretender))
     pretender.write_text(pretender.read_text(encoding="utf-8") + "sleep 0.2\n", encoding="utf-8")
     with ThreadPoolExecutor(3) as pool:
-        found = list(pool.map(compiling.library, ["linear"] * 3))
+        found = list(pool.map(compiling.library, ["linear_f32"] * 3))
     assert len(set(found)) == 1
     assert len(calls(user)) == 1
 
@@ -132,7 +132,7 @@ def test_libraries_are_compiled_side_by_side(
 ) -> None:
     """The compiler of one library waits until the compiler of the other has begun."""
     meet = (
-        f'case "$@" in *attention.cc*) me=a other=l;; *) me=l other=a;; esac\n'
+        f'case "$@" in *attention_f32.cc*) me=a other=l;; *) me=l other=a;; esac\n'
         f"touch {user}/$me\n"
         f"for i in $(seq 100); do [ -e {user}/$other ] && exit 0; sleep 0.1; done\n"
         "echo alone >&2; exit 1\n"
@@ -140,8 +140,8 @@ def test_libraries_are_compiled_side_by_side(
     pretender.write_text(pretender.read_text(encoding="utf-8") + meet, encoding="utf-8")
     monkeypatch.setenv("CXX", str(pretender))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
-    compiling.begin_compiling("attention")
-    found = [compiling.library(name) for name in ("linear", "attention")]
+    compiling.begin_compiling("attention_f32")
+    found = [compiling.library(name) for name in ("linear_f32", "attention_f32")]
     for thread in threading.enumerate():
         if thread.name.startswith("enginebay-compile-"):
             thread.join(DEADLOCK_S)
@@ -153,11 +153,11 @@ def test_what_was_compiled_is_found_without_the_compiler(
     user: Path, pretender: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", str(pretender))
-    first = compiling.library("linear")
+    first = compiling.library("linear_f32")
     pretender.unlink()
-    assert compiling.library("linear") == first
+    assert compiling.library("linear_f32") == first
     with pytest.raises(UnsupportedError, match="is not there"):
-        compiling.library("attention")
+        compiling.library("attention_f32")
 
 
 def test_libraries_follow_from_their_own_sources(
@@ -167,12 +167,12 @@ def test_libraries_follow_from_their_own_sources(
     sources = user / "src"
     shutil.copytree(compiling.SOURCES, sources)
     monkeypatch.setattr(compiling, "SOURCES", sources)
-    before = {name: compiling.library(name) for name in ("linear", "attention")}
-    (sources / "linear.cc").write_text("// another", encoding="utf-8")
-    assert compiling.library("attention") == before["attention"]
-    assert compiling.library("linear") != before["linear"]
+    before = {name: compiling.library(name) for name in ("linear_f32", "attention_f32")}
+    (sources / "linear_f32.cc").write_text("// another", encoding="utf-8")
+    assert compiling.library("attention_f32") == before["attention_f32"]
+    assert compiling.library("linear_f32") != before["linear_f32"]
     (sources / "vectors.h").write_text("// another", encoding="utf-8")
-    assert compiling.library("attention") != before["attention"]
+    assert compiling.library("attention_f32") != before["attention_f32"]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_wheels_library_serves_the_processors_of_its_level(
     shipped.mkdir()
     monkeypatch.setattr(compiling, "SHIPPED", shipped)
     monkeypatch.setenv("CXX", str(pretender))
-    made = {name: compiling.build_library("linear", name, shipped) for name in compiling.LEVELS}
+    made = {name: compiling.build_library("linear_f32", name, shipped) for name in compiling.LEVELS}
     assert ["-march=x86-64-v4" in call for call in calls(user)] == [True, False]
     monkeypatch.delenv("CXX")
     monkeypatch.setattr(compiling, "find_compiler", lambda: [str(pretender)])
@@ -203,12 +203,12 @@ def test_a_wheels_library_serves_the_processors_of_its_level(
     monkeypatch.setattr(
         compiling, "processor_features", lambda: " ".join(["x86_64", *sorted(features)])
     )
-    found = compiling.library("linear")
+    found = compiling.library("linear_f32")
     assert found == (made[level] if level else found)
     assert (found.parent == shipped) == bool(level)
     assert len(calls(user)) == (2 if level else 3), "what the wheel brought is not compiled"
     monkeypatch.setattr(jax, "__version__", "0.0.1")
-    assert compiling.library("linear").parent != shipped, "JAX's headers are compiled in"
+    assert compiling.library("linear_f32").parent != shipped, "JAX's headers are compiled in"
 
 
 def test_what_was_compiled_here_goes_before_what_the_wheel_brought(
@@ -219,14 +219,14 @@ def test_what_was_compiled_here_goes_before_what_the_wheel_brought(
     monkeypatch.setattr(
         compiling, "processor_features", lambda: " ".join(["x86_64", *compiling.AVX2])
     )
-    first = compiling.library("linear")
+    first = compiling.library("linear_f32")
     monkeypatch.setattr(compiling, "SHIPPED", user)
-    brought = compiling.build_library("linear", "x86-64-v3", user)
-    assert compiling.library("linear") == first
+    brought = compiling.build_library("linear_f32", "x86-64-v3", user)
+    assert compiling.library("linear_f32") == first
     first.unlink()
-    assert compiling.library("linear") == brought
+    assert compiling.library("linear_f32") == brought
     with pytest.raises(UnknownNameError, match="x86-64-v3"):
-        compiling.build_library("linear", "x86-64-v2", user)
+        compiling.build_library("linear_f32", "x86-64-v2", user)
 
 
 @pytest.mark.parametrize("trouble", ["open", "a file"])
@@ -245,13 +245,13 @@ def test_a_folder_that_is_not_private_is_not_used(
         folder.chmod(0o777)
     else:
         folder.touch()
-    made = compiling.library("linear")
+    made = compiling.library("linear_f32")
     assert folder not in made.parents
     assert stat.S_IMODE(made.parent.stat().st_mode) == 0o700
     assert trouble != "open" or list(folder.iterdir()) == []
     assert [record.name for record in caplog.records] == ["enginebay.native"]
     assert "compiled kernels are not kept" in caplog.text
-    assert compiling.library("linear") == made
+    assert compiling.library("linear_f32") == made
     assert len(calls(user)) == 1
 
 
@@ -288,7 +288,7 @@ def test_a_compiler_that_fails_says_why_and_leaves_nothing(
 ) -> None:
     monkeypatch.setenv("CXX", str(script(user / "bad-c++", text)))
     with pytest.raises(UnsupportedError, match=f"bad-c\\+\\+ failed: {said}") as error:
-        compiling.library("linear")
+        compiling.library("linear_f32")
     assert "more" not in str(error.value)
     assert list((user / "cache" / "enginebay" / "native").iterdir()) == []
 
@@ -297,7 +297,7 @@ def test_a_compiler_that_does_not_end_is_ended(user: Path, monkeypatch: pytest.M
     monkeypatch.setenv("CXX", str(script(user / "slow-c++", "exec sleep 100")))
     monkeypatch.setattr(compiling, "TIMEOUT_S", 0.2)
     with pytest.raises(UnsupportedError, match="timed out after"):
-        compiling.library("linear")
+        compiling.library("linear_f32")
 
 
 PROGRAM = """

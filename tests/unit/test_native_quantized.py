@@ -186,11 +186,12 @@ def calls(linear: Any, rows: int, weight: QuantizedArray) -> list[str]:
 def test_rounded_rows_are_multiplied_by_their_kernel_whatever_their_number(linear: Any) -> None:
     for case in CASES:
         plain, rounded = (make_weight(*case, kind) for kind in ("float", "int8"))
-        own = "linear" if case[0] in ("int8", "fp8") else "quantized_linear"
+        form = {"int8_group": "s8", "uint4": "u4", "int4": "s4"}.get(case[0], "s8")
+        own = {"int8": "linear_s8", "fp8": "linear_f8"}.get(case[0], f"quantized_linear_{form}")
         assert calls(linear, 128, plain) == [own]
         assert calls(linear, 129, plain) == ["panel_linear"]
         # Values of floating dtypes have no whole products.
-        whole = "panel_linear" if case[0] == "fp8" else "quantized_linear"
+        whole = "panel_linear" if case[0] == "fp8" else f"quantized_linear_{form}"
         assert calls(linear, 300, rounded) == [whole]
 
 
@@ -242,17 +243,19 @@ def test_processors_without_dot_products_of_bytes_give_the_same_whole_numbers(
     """The library for a level without VNNI is compared with the library for this processor."""
     compiling = importlib.import_module("enginebay_native.compiling")
     quantized = importlib.import_module("enginebay_native.quantized")
-    if not compiling.LEVELS[level] <= set(compiling._features().split()):
+    if not compiling.LEVELS[level] <= set(compiling.processor_features().split()):
         pytest.skip(f"this processor is not {level}")
-    library = compiling.build_library("quantized_linear", level, tmp_path)
-    function = ctypes.CDLL(str(library)).enginebay_quantized_linear
-    target = f"enginebay_quantized_linear_{level}"
-    jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(function), platform="cpu")
+    for form in quantized.FORMS.values():
+        name = f"quantized_linear_{form}"
+        library = compiling.build_library(name, level, tmp_path)
+        function = getattr(ctypes.CDLL(str(library)), f"enginebay_{name}")
+        target = f"enginebay_{name}_{level}"
+        jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(function), platform="cpu")
     for case in CASES[:-1]:
         for activations in ("float", "int8"):
             weight = make_weight(*case, activations)
             x = make_rows(21, case[1])
-            own, other = (product_of(quantized, name, x, weight) for name in (None, target))
+            own, other = (product_of(quantized, name, x, weight) for name in (None, level))
             if activations == "int8" and case[0] == "int8":
                 assert other.tobytes() == own.tobytes(), case
             wanted, sums = exact(x, weight)
@@ -260,14 +263,14 @@ def test_processors_without_dot_products_of_bytes_give_the_same_whole_numbers(
 
 
 def product_of(
-    quantized: Any, target: str | None, x: np.ndarray, weight: QuantizedArray
+    quantized: Any, level: str | None, x: np.ndarray, weight: QuantizedArray
 ) -> np.ndarray:
-    """The product by the library that is registered as `target`; None: that of this processor."""
+    """The product by the library that is registered for a level; None: that of this processor."""
 
     def product(x: Any, weight: QuantizedArray) -> Any:
         return quantized.in_cpp(x, weight, block_bytes=4096, tasks_per_thread=2)
 
     with pytest.MonkeyPatch.context() as patch:
-        if target is not None:
-            patch.setattr(quantized, "register", lambda _: target)
+        if level is not None:
+            patch.setattr(quantized, "register", lambda name: f"enginebay_{name}_{level}")
         return np.asarray(jax.jit(product)(x, weight))

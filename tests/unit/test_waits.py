@@ -119,8 +119,10 @@ def test_compiling_cpp_names_the_kernel_and_the_compiler(
 
     monkeypatch.setattr(compiling, "_compile", compile_slowly)
     with pytest.raises(UnsupportedError, match="that is all"):
-        compiling.library("linear")
-    assert kept.records[0].getMessage().startswith("compiling the C++ kernel linear with sh, once")
+        compiling.library("linear_f32")
+    assert (
+        kept.records[0].getMessage().startswith("compiling the C++ kernel linear_f32 with sh, once")
+    )
 
 
 def test_each_wait_of_an_engine_says_what_for(
@@ -155,7 +157,7 @@ def test_each_wait_of_an_engine_says_what_for(
     )
     opening.load_engine(plan, waits.log, logging.DEBUG, compiles=True)
     monkeypatch.setattr(
-        local, "StepCompiler", lambda *_: SimpleNamespace(missing=lambda _: [], joined=done)
+        local, "StepCompiler", lambda *_, **__: SimpleNamespace(missing=lambda _: [], joined=done)
     )
     owner: Any = SimpleNamespace(
         _programs={},

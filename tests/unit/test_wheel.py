@@ -156,12 +156,19 @@ def test_a_wheel_for_a_level_of_processors_brings_the_compiled_kernels(
     names = [PurePosixPath(name) for name in data["force_include"].values()]
     assert {name.parent.as_posix() for name in names} == {"enginebay_native/lib"}
     assert sorted(name.name.partition("-x86-64-v3-")[0] for name in names) == [
-        "attention",
+        "attention_bf16",
+        "attention_codes",
+        "attention_f32",
         "grouped_linear",
-        "linear",
+        "linear_bf16",
+        "linear_f32",
+        "linear_f8",
+        "linear_s8",
         "lora",
         "panel_linear",
-        "quantized_linear",
+        "quantized_linear_s4",
+        "quantized_linear_s8",
+        "quantized_linear_u4",
     ]
     made = [Path(path) for path in data["force_include"]]
     assert all("-march=x86-64-v3" in path.read_text(encoding="utf-8") for path in made)

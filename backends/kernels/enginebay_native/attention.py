@@ -17,7 +17,13 @@ from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_native.calls import register
 from enginebay_native.compiling import begin_compiling, check_library
 
-check_library("attention")
+FORMS = {"float32": "f32", "bfloat16": "bf16"}
+"""dtypes of keys and values, each with the end of the name of its library."""
+
+CODES = "codes"
+"""The end of the name of the library for quantised caches."""
+
+check_library("attention_f32")
 
 DTYPES = frozenset({"float32", "bfloat16"})
 
@@ -49,7 +55,8 @@ class NativeAttention:
 
     def prepare(self, needs: Mapping[str, Collection[str]]) -> None:
         """Begin to compile the C++ of decode steps."""
-        begin_compiling("attention")
+        forms = dict.fromkeys(FORMS.get(name, CODES) for name in needs.get("kv_dtypes", ()))
+        begin_compiling(*(f"attention_{form}" for form in forms))
 
     def default_config(self, env: Env, spec: AttnSpec, bucket: Bucket, layout: KVLayout) -> None:
         """Return None: there is nothing to tune."""
@@ -85,7 +92,8 @@ class NativeAttention:
             jax.ShapeDtypeStruct(q.shape[:2], jnp.float32),
         )
         none = jnp.zeros(0, jnp.float32)
-        out, lse = jax.ffi.ffi_call(register("attention"), shapes)(
+        form = FORMS.get(str(cache["k"].dtype), CODES)
+        out, lse = jax.ffi.ffi_call(register(f"attention_{form}"), shapes)(
             q,
             cache["k"],
             cache["k" if spec.v_is_k_prefix else "v"],

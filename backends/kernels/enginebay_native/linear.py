@@ -16,7 +16,7 @@ from enginebay.ops.tuning import OpProblem
 from enginebay.weights import FLOAT, QuantizedArray, Weight
 from enginebay_native.calls import register
 from enginebay_native.compiling import begin_compiling, check_library
-from enginebay_native.quantized import in_cpp, in_panels, is_served
+from enginebay_native.quantized import PACKED, in_cpp, in_panels, is_served
 
 MAX_ROWS = {"float32": 128, "bfloat16": 48}
 """Rows of a product with plain weights in C++, at most: with more, XLA is as fast or faster. With
@@ -29,7 +29,10 @@ ONE_SCALE = (jnp.dtype(jnp.int8), jnp.dtype(jnp.float8_e4m3fn))
 BLOCK_KIB = (32, 64, 128, 256, 512)
 TASKS_PER_THREAD = (2, 4, 8)
 
-check_library("linear")
+FORMS = {"float32": "f32", "bfloat16": "bf16", "int8": "s8", "float8_e4m3fn": "f8"}
+"""dtypes of weights, each with the end of the name of its library."""
+
+check_library("linear_f32")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,8 +62,7 @@ class NativeLinear:
         """Begin to compile the C++ that the form of the weights needs. A checkpoint may have other
         weights besides; their C++ is compiled when a step is traced.
         """
-        forms = needs.get("quantizations")
-        begin_compiling(*(("quantized_linear", "panel_linear") if forms else ("linear",)))
+        begin_compiling(*libraries_of(needs))
 
     def default_config(self, env: Env, problem: OpProblem) -> WorkSplit:
         """Return one configuration for all problems."""
@@ -141,7 +143,8 @@ class NativeLinear:
         rows, outputs = x.shape[0], matrix.shape[0]
         sharing = self._sharing(rows, matrix.shape[1], outputs, matrix.dtype)
         product: jax.Array = jax.ffi.ffi_call(
-            register("linear"), jax.ShapeDtypeStruct((rows, outputs), jnp.float32)
+            register(f"linear_{FORMS[str(matrix.dtype)]}"),
+            jax.ShapeDtypeStruct((rows, outputs), jnp.float32),
         )(
             x,
             matrix,
@@ -155,6 +158,17 @@ class NativeLinear:
         # because tuning measures these numbers of rows only.
         sizes = (("inputs", num_in), ("outputs", outputs), ("dtype", str(dtype)))
         return self.choose(OpProblem(1 << (rows - 1).bit_length(), sizes))
+
+
+def libraries_of(needs: Mapping[str, Collection[str]]) -> list[str]:
+    """Return the libraries for weights of these forms, as `Preparable.prepare` gets them."""
+    methods = needs.get("quantizations") or ()
+    if not methods:
+        return [f"linear_{FORMS[name]}" for name in needs.get("dtypes", ()) if name in FORMS]
+    is_rounded = bool(needs.get("activation_quantizations"))
+    few = {"int8": "quantized_linear_s8" if is_rounded else "linear_s8", "fp8": "linear_f8"}
+    few |= {n: f"quantized_linear_{form}" for n, form in PACKED.items()}
+    return [*(few[name] for name in methods if name in few), "panel_linear"]
 
 
 linear = NativeLinear()

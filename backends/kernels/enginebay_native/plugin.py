@@ -7,7 +7,15 @@ from enginebay.plugins.hooks import Register, hookimpl
 PRODUCTS = ("linear", "grouped_linear")
 """Ops that read quantised weights."""
 
-QUANTIZED_CALLS = ("enginebay_quantized_linear", "enginebay_panel_linear")
+FORMS = {
+    "attention": ("attention_f32", "attention_bf16", "attention_codes"),
+    "linear": ("linear_f32", "linear_bf16", "linear_s8", "linear_f8"),
+}
+"""The libraries of an op that has several, without those for quantised weights."""
+
+QUANTIZED = ("quantized_linear_s8", "quantized_linear_s4", "quantized_linear_u4", "panel_linear")
+"""The libraries for quantised weights."""
+
 QUANTIZATIONS = ("int8", "int8_group", "int4", "uint4", "fp8")
 
 
@@ -32,7 +40,10 @@ def register_kernels(register: Register) -> None:
             capabilities={
                 "priority": 10,
                 "sharded": op == "attention",
-                "custom_calls": (f"enginebay_{op}", *(QUANTIZED_CALLS if op in PRODUCTS else ())),
+                "custom_calls": tuple(
+                    f"enginebay_{name}"
+                    for name in (*FORMS.get(op, (op,)), *(QUANTIZED if op in PRODUCTS else ()))
+                ),
                 "register_call": "enginebay_native.calls:register_call",
                 "quantizations": QUANTIZATIONS if op in PRODUCTS else (),
                 "activation_quantizations": ("int8",) if op in PRODUCTS else (),

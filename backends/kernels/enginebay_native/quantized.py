@@ -21,6 +21,12 @@ INT4 = (jnp.dtype(jnp.int4), jnp.dtype(jnp.uint4))
 POINTS = {jnp.dtype(jnp.int8): (False, True), INT4[0]: (False,), INT4[1]: (True,)}
 """dtypes of values -> whether there may be zero points."""
 
+FORMS = {"int8": "s8", "int4": "s4", "uint4": "u4"}
+"""dtypes of values, each with the end of the name of its library."""
+
+PACKED = {"int8_group": "s8", "int4": "s4", "uint4": "u4"}
+"""The same for methods of quantisation with a scale for each group of inputs."""
+
 SCALES = (jnp.dtype(jnp.float32), jnp.dtype(jnp.float16))
 
 LINE, TILE_ROWS = 128, 16
@@ -64,7 +70,9 @@ def in_cpp(
         jax.ShapeDtypeStruct((padded_rows * row_bytes + 1024,), jnp.int8),
     )
     points = weight.zero_points
-    out, _ = jax.ffi.ffi_call(register("quantized_linear"), results)(
+    out, _ = jax.ffi.ffi_call(
+        register(f"quantized_linear_{FORMS[str(weight.values.dtype)]}"), results
+    )(
         x,
         weight.values.reshape(every, num_in),
         weight.scales.reshape(every, -1),

@@ -218,12 +218,14 @@ def make_proposer(registry: Registry, config: EngineConfig) -> Proposer | None:
 def make_engine(plan: Plan, progress: Progress | None = None) -> Engine:
     """Make the engine with its memory plan. Nothing is loaded or allocated before make_arrays()."""
     choice, kernels = plan.config.engine, plan.kernels
+    stored = {spec.kv_storage or spec.kv_dtype for spec in kernels.specs.values()}
+    dtypes = {"dtypes": (plan.config.weight_dtype,), "kv_dtypes": stored}
     for op, impl in [
         *((ATTENTION, one) for one in kernels.attention.values()),
         *kernels.plain.items(),
     ]:
         if isinstance(impl, Preparable):
-            impl.prepare(kernels.needs_of(op))
+            impl.prepare({**kernels.needs_of(op), **dtypes})
     engine: Engine = _make(
         plan.registry, "engine", choice.name, choice.options, make_parts(plan, progress)
     )

@@ -58,8 +58,9 @@ class Preparable(Protocol):
     def prepare(self, needs: Mapping[str, Collection[str]]) -> None:
         """Begin this work on threads of its own, and return at once. Errors are raised by the
         first call. `needs`: the values that the engine's weights and cache need of the kernel's
-        capabilities, such as {"quantizations": ("int8",)}. An engine calls this when its kernels
-        are chosen.
+        capabilities, such as {"quantizations": ("int8",)}; with "dtypes" of weights that are not
+        quantised, and "kv_dtypes", dtypes or storages of the cache. An engine calls this when its
+        kernels are chosen.
         """
 
 

@@ -1,4 +1,7 @@
-// Products with one or several quantised weights [out, in]: rows of f32, or rows that are rounded to int8 here.
+// Products with one or several quantised weights [out, in]: rows of f32, or rows that are rounded to int8 here. The source that
+// includes this defines ENGINEBAY_NAME, the name of the call, and ENGINEBAY_S8, ENGINEBAY_S4 or ENGINEBAY_U4: the form of the
+// weights.
+#pragma once
 
 #include "amx.h"
 #include "group_products.h"
@@ -148,13 +151,25 @@ ffi::Error multiply(Call& call, bool rounds, const Stored& w) {
 }
 
 ffi::Error multiply(Call& call, bool rounds, const Stored& w) {
-  if (w.dtype == ffi::S4) return multiply<Nibbles<true>, false>(call, rounds, w);
-  if (w.dtype == ffi::U4) return multiply<Nibbles<false>, true>(call, rounds, w);
+#if defined(ENGINEBAY_S4)
+  return multiply<Nibbles<true>, false>(call, rounds, w);
+#elif defined(ENGINEBAY_U4)
+  return multiply<Nibbles<false>, true>(call, rounds, w);
+#else
   if (rounds && w.groups.count == 1 && !w.zeros && !w.groups.is_half)
     return rounded(call, Int8Weight{reinterpret_cast<const int8_t*>(w.values), static_cast<const float*>(w.scales), w.in});
   if (w.zeros) return multiply<Bytes, true>(call, rounds, w);
   return multiply<Bytes, false>(call, rounds, w);
+#endif
 }
+
+#if defined(ENGINEBAY_S4)
+constexpr auto kForm = ffi::S4;
+#elif defined(ENGINEBAY_U4)
+constexpr auto kForm = ffi::U4;
+#else
+constexpr auto kForm = ffi::S8;
+#endif
 
 // The groups of `in` inputs, or count 0 where the kernels do not serve them.
 Groups groups_of(int64_t count, int64_t in, bool is_half) {
@@ -178,15 +193,16 @@ ffi::Error quantized_linear(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::
   if ((dtype != ffi::F32 && dtype != ffi::F16) ||
       (has_zeros && (zeros.element_type() != dtype || zeros.element_count() != scales.element_count())))
     return ffi::Error::InvalidArgument("quantized_linear wants scales in f32 or f16, and zero points like scales");
-  auto form = values.element_type();
-  if (form != ffi::S8 && (shape[1] % 2 != 0 || !(has_zeros ? form == ffi::U4 : form == ffi::S4)))
+  bool is_packed = kForm != ffi::S8;
+  if (values.element_type() != kForm || (is_packed && (shape[1] % 2 != 0 || has_zeros != (kForm == ffi::U4))))
     return ffi::Error::InvalidArgument(
-        "quantized_linear wants values of s8, of s4 without zero points, or of u4 with them, and inputs in pairs");
+        "quantized_linear wants values of the form in its name: of s8, of s4 without zero points, or of u4 with them; and inputs "
+        "in pairs");
   const Ranges ranges(sizes, shape[0]);
   Groups groups = groups_of(per_group[1], shape[1], dtype == ffi::F16);
   if (block_bytes < 1 || tasks_per_thread < 1 || groups.count == 0 || weight[0] % ranges.count != 0)
     return ffi::Error::InvalidArgument("quantized_linear wants one group, or groups of 16, 32, 64, ... inputs");
-  Stored stored{form, static_cast<const uint8_t*>(values.untyped_data()), scales.untyped_data(),
+  Stored stored{kForm, static_cast<const uint8_t*>(values.untyped_data()), scales.untyped_data(),
                 has_zeros ? zeros.untyped_data() : nullptr, shape[1], groups};
   int64_t outputs = weight[0] / ranges.count;
   if (outputs == 0) return ffi::Error::Success();
@@ -204,7 +220,7 @@ ffi::Error quantized_linear(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    enginebay_quantized_linear, quantized_linear,
+    ENGINEBAY_NAME, quantized_linear,
     ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::Buffer<ffi::F32>>().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>()
         .Arg<ffi::AnyBuffer>().Arg<ffi::Buffer<ffi::S32>>().Ret<ffi::Buffer<ffi::F32>>().Ret<ffi::Buffer<ffi::S8>>()
         .Attr<bool>("rounds").Attr<int64_t>("block_bytes").Attr<int64_t>("tasks_per_thread"));

@@ -5,6 +5,9 @@
 //
 // Keys and values of a quantised cache become f32 a few at a time, and all queries of a head are multiplied with these while
 // they are in the first-level cache.
+//
+// The source that includes this defines ENGINEBAY_NAME, the name of the call, and Stored, the type of keys and values.
+#pragma once
 
 #include <vector>
 
@@ -340,25 +343,23 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, f
   };
   Scales of_keys = scales_of(k_scales, k_zeros), of_values = scales_of(v_scales, v_zeros);
   Values queries{q.untyped_data(), q.element_type() == ffi::BF16}, results{out->untyped_data(), queries.is_bf16};
-  auto with = [&](auto* key) {
-    using T = std::remove_const_t<std::remove_pointer_t<decltype(key)>>;
-    auto* keys = static_cast<const T*>(k.untyped_data());
-    const float* sink = sinks.element_count() ? sinks.typed_data() : nullptr;
-    if (v_prefix)
-      return LatentProblem<T>{qs[0], qs[1], qs[2], v_dim, ks[2], shape.table_width, rule, queries, keys, of_keys,
-                              table.typed_data(), lengths.typed_data(), sink, results, lse->typed_data()}
-          .run(pool);
-    return run(pool, Problem<T>{shape, rule, queries, keys, static_cast<const T*>(v.untyped_data()), of_keys, of_values,
-                                table.typed_data(), lengths.typed_data(), sink, results, lse->typed_data()});
-  };
-  if (kind != Kind::kPlain) return with(static_cast<const Code*>(nullptr));
-  if (k.element_type() == ffi::F32) return with(static_cast<const float*>(nullptr));
-  return with(static_cast<const bf16*>(nullptr));
+  bool is_code = kind != Kind::kPlain;
+  auto plain = std::is_same_v<Stored, bf16> ? ffi::BF16 : ffi::F32;
+  if (is_code != kIsCode<Stored> || (!is_code && k.element_type() != plain))
+    return ffi::Error::InvalidArgument("attention wants keys and values of the form in its name");
+  auto* keys = static_cast<const Stored*>(k.untyped_data());
+  const float* sink = sinks.element_count() ? sinks.typed_data() : nullptr;
+  if (v_prefix)
+    return LatentProblem<Stored>{qs[0], qs[1], qs[2], v_dim, ks[2], shape.table_width, rule, queries, keys, of_keys,
+                                 table.typed_data(), lengths.typed_data(), sink, results, lse->typed_data()}
+        .run(pool);
+  return run(pool, Problem<Stored>{shape, rule, queries, keys, static_cast<const Stored*>(v.untyped_data()), of_keys, of_values,
+                                   table.typed_data(), lengths.typed_data(), sink, results, lse->typed_data()});
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(enginebay_attention, attention,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ENGINEBAY_NAME, attention,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::AnyBuffer>()
