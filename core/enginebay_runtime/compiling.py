@@ -30,7 +30,7 @@ from enginebay.contracts.step_key import Kind, StepKey
 from enginebay.jax_config import seen_entries
 from enginebay.ops import prefill_columns as columns
 from enginebay_runtime.full_vocab import FullVocab
-from enginebay_runtime.layered import MIN_LAYERS, Calls, LayeredStep, split
+from enginebay_runtime.layered import MIN_LAYERS, LayeredStep, ProgramCalls, split_step
 from enginebay_runtime.prefill import forward_step, sample_step
 from enginebay_runtime.programs import ProgramName, parts_of, program_name
 from enginebay_runtime.small_programs import abstract_array
@@ -209,7 +209,43 @@ class Lowered:
     """The lowered program of a part; with `calls` those of a LayeredStep."""
 
     programs: Sequence[Any]
-    calls: Calls | None = None
+    calls: ProgramCalls | None = None
+
+
+Options = Mapping[str, Any]
+"""XLA's options for a compilation."""
+
+
+def compiled_with_entries(lowered: Any, options: Options) -> tuple[Any, list[bytes]]:
+    """Compile a program. Returns it, and its entries in JAX's cache."""
+    with seen_entries() as entries:
+        compiled = lowered.compile(compiler_options=options)
+    return compiled, entries
+
+
+class SharedPrograms:
+    """compiled_with_entries, except that equal programs are compiled once, whichever threads ask
+    for them: steps share some of the programs of LayeredSteps.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[str, Future[tuple[Any, list[bytes]]]] = {}
+
+    def __call__(self, lowered: Any, options: Options) -> tuple[Any, list[bytes]]:
+        """Return the program and its entries."""
+        text = hashlib.sha256(lowered.as_text().encode()).hexdigest()
+        with self._lock:
+            found = self._found.get(text)
+            mine = self._found.setdefault(text, Future())
+        if found is not None:
+            return found.result()
+        try:
+            mine.set_result(compiled_with_entries(lowered, options))
+        except BaseException as error:
+            mine.set_exception(error)
+            raise
+        return mine.result()
 
 
 class StepCompiler:
@@ -238,9 +274,7 @@ class StepCompiler:
         num_layers = sum(group.num_layers for group in self._parts.info.groups)
         is_able = self._placement.mesh is None and self._dump_folder is None
         self._layered = layered and is_able and num_layers >= MIN_LAYERS
-        self._pieces: dict[str, Future[tuple[Any, list[bytes]]]] = {}
-        """The programs of LayeredSteps by a digest of their text: steps share some."""
-        self._lock = threading.Lock()
+        self._shared = SharedPrograms()
 
     def make_all(self, keys: Sequence[StepKey], report: Callable[[StepKey], None]) -> None:
         """Compile the programs of these steps, two at a time, and call `report` after each; see
@@ -309,9 +343,9 @@ class StepCompiler:
     def compile(self, key: StepKey, lowered: Lowered) -> Any:
         """Compile a lowered part. Any thread may call this."""
         is_layered = lowered.calls is not None
-        compiled = self._compiled_once if is_layered else self._compiled
+        compiled = self._shared if is_layered else compiled_with_entries
         with self._compilations.timed():
-            pairs = [compiled(one) for one in lowered.programs]
+            pairs = [compiled(one, self._options) for one in lowered.programs]
         programs = [one for one, _ in pairs]
         entries = [entry for _, seen in pairs for entry in seen[-1:]]
         program = programs[0] if lowered.calls is None else LayeredStep(lowered.calls, programs)
@@ -320,27 +354,6 @@ class StepCompiler:
         if self._dump_folder is not None:
             dump_program(self._dump_folder, str(key), self._layouts, lowered.programs[0], program)
         return program
-
-    def _compiled(self, lowered: Any) -> tuple[Any, list[bytes]]:
-        """Compile a program. Returns it, and its entries in JAX's cache."""
-        with seen_entries() as entries:
-            compiled = lowered.compile(compiler_options=self._options)
-        return compiled, entries
-
-    def _compiled_once(self, lowered: Any) -> tuple[Any, list[bytes]]:
-        """As `_compiled`; equal programs are compiled once, whichever threads ask for them."""
-        text = hashlib.sha256(lowered.as_text().encode()).hexdigest()
-        with self._lock:
-            found = self._pieces.get(text)
-            mine = self._pieces.setdefault(text, Future())
-        if found is not None:
-            return found.result()
-        try:
-            mine.set_result(self._compiled(lowered))
-        except BaseException as error:
-            mine.set_exception(error)
-            raise
-        return mine.result()
 
     def _stored_name(self, key: StepKey) -> tuple[object, ...]:
         """All that tells the program of a part from others, besides what the store knows."""
@@ -373,22 +386,6 @@ class StepCompiler:
         is_decode = key.kind in ("decode", "compact")
         if is_decode:
             options["max_steps"] = 1 if key.full_vocab else self._max_steps
-        named: dict[str, Any] = {"parts": self._parts, "layouts": self._layouts, "key": key}
-        outputs = None
-        # Donated arrays are reused only when they are returned with the same sharding.
-        if self._placement.mesh is not None:
-            state = jax.tree.map(lambda a: a.sharding, held)
-            others = (self._placement.replicated,) * (2 if key.kind == "forward" else 1)
-            outputs = (state, *others)
-        donated = (1, 3) if key.kind == "sample" else (1,)
-
-        def traced(step: Callable[..., Any], *more: Any) -> Any:
-            function: Any = functools.partial(step, **named, **options)
-            # A partial object has no name; profiles and compile logs show this one.
-            function.__name__ = f"enginebay_{key.kind}"
-            jitted = jax.jit(function, donate_argnums=donated, out_shardings=outputs)
-            return jitted.trace(self._held[0], held, *args, *more)
-
         with self._compilations.timed():
             if self._layered:
                 sampled: Any = None
@@ -397,11 +394,31 @@ class StepCompiler:
                     shape = key.bucket.seqs, options["max_steps"]
                     sampled = jax.eval_shape(lambda: nothing_sampled(self._parts, key, shape))
                     step, more = single_decode_step, (jax.ShapeDtypeStruct((), jnp.int32), sampled)
-                found = split(traced(step, *more), sampled)
+                jitted = self._jitted(step, key, held, options)
+                traced = jitted.trace(self._held[0], held, *args, *more)
+                found = split_step(traced, sampled)
                 if found is not None:
                     calls, pieces = found
                     return Lowered([piece.lower() for piece in pieces], calls)
-            return Lowered([traced(STEPS[key.kind]).lower()])
+            jitted = self._jitted(STEPS[key.kind], key, held, options)
+            return Lowered([jitted.lower(self._held[0], held, *args)])
+
+    def _jitted(
+        self, step: Callable[..., Any], key: StepKey, held: Any, options: Mapping[str, Any]
+    ) -> Any:
+        outputs = None
+        # Donated arrays are reused only when they are returned with the same sharding.
+        if self._placement.mesh is not None:
+            state = jax.tree.map(lambda a: a.sharding, held)
+            others = (self._placement.replicated,) * (2 if key.kind == "forward" else 1)
+            outputs = (state, *others)
+        donated = (1, 3) if key.kind == "sample" else (1,)
+        function: Any = functools.partial(
+            step, parts=self._parts, layouts=self._layouts, key=key, **options
+        )
+        # A partial object has no name; profiles and compile logs show this one.
+        function.__name__ = f"enginebay_{key.kind}"
+        return jax.jit(function, donate_argnums=donated, out_shardings=outputs)
 
     def _arguments(self, key: StepKey) -> tuple[Any, tuple[Any, ...]]:
         """The state that a program changes, and the shapes of its other arguments."""

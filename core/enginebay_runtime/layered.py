@@ -23,7 +23,7 @@ SHARED_CALLS = (LAYER_CALL, SAMPLING_CALL)
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class ProgramCall:
     """A call of one of the programs: the slots of its arguments and of its results, and the slots
     that no later call reads.
     """
@@ -35,13 +35,13 @@ class Call:
 
 
 @dataclasses.dataclass(frozen=True)
-class Calls:
+class ProgramCalls:
     """The calls of a step in order. Their values are in numbered slots: first the arguments of the
     step, then `constants`. `results`: the slots of the step's results. `sampled`: of a
     `single_decode_step`, the shapes of the results that each step gets from the one before it.
     """
 
-    calls: tuple[Call, ...]
+    calls: tuple[ProgramCall, ...]
     constants: tuple[Any, ...]
     results: tuple[int, ...]
     num_slots: int
@@ -50,7 +50,7 @@ class Calls:
 
 
 @dataclasses.dataclass
-class Piece:
+class StepPiece:
     """A program before it is compiled: a function of arrays, the shapes of its arguments, and the
     places of the arguments that it may overwrite.
     """
@@ -67,7 +67,7 @@ class Piece:
 class LayeredStep:
     """The compiled programs of a step, called one after the other."""
 
-    def __init__(self, calls: Calls, programs: Sequence[Callable[..., Any]]) -> None:
+    def __init__(self, calls: ProgramCalls, programs: Sequence[Callable[..., Any]]) -> None:
         self.calls, self.programs = calls, tuple(programs)
 
     def __call__(self, *arguments: Any) -> Any:
@@ -94,9 +94,9 @@ class LayeredStep:
         return jax.tree.unflatten(self.calls.out_tree, [slots[i] for i in self.calls.results])
 
 
-def split(traced: Any, sampled: Any = None) -> tuple[Calls, list[Piece]] | None:
+def split_step(traced: Any, sampled: Any = None) -> tuple[ProgramCalls, list[StepPiece]] | None:
     """Split a step that `jax.jit(...).trace(...)` has traced at its SHARED_CALLS; None for a step
-    without any. `sampled`: as that of Calls.
+    without any. `sampled`: as that of ProgramCalls.
     """
     names = {equation.params.get("name") for equation in traced.jaxpr.eqns}
     return None if names.isdisjoint(SHARED_CALLS) else _Split(traced).result(sampled)
@@ -125,20 +125,20 @@ class _Split:
         self._slots: dict[Any, int] = {}
         self._donated: dict[int, set[int]] = {}
 
-    def result(self, sampled: Any) -> tuple[Calls, list[Piece]]:
+    def result(self, sampled: Any) -> tuple[ProgramCalls, list[StepPiece]]:
         literals = [out for out in self._jaxpr.outvars if isinstance(out, Literal)]
         for var in (*self._jaxpr.invars, *self._jaxpr.constvars, *map(id, literals)):
             self._slots[var] = len(self._slots)
-        pieces: list[Piece] = []
+        pieces: list[StepPiece] = []
         numbers: dict[int, int] = {}  # of pieces, by the function that they call
-        calls: list[Call] = []
+        calls: list[ProgramCall] = []
         for number, equations in enumerate(self._pieces):
             function, takes, gives = self._function(equations, number)
             same = id(equations[0].params.get("jaxpr", equations))
             if same not in numbers:
                 numbers[same] = len(pieces)
                 shapes = tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in takes)
-                pieces.append(Piece(function, shapes, ()))
+                pieces.append(StepPiece(function, shapes, ()))
             calls.append(self._call(numbers[same], number, takes, gives))
         for at, piece in enumerate(pieces):
             gives = jax.eval_shape(piece.function, *piece.shapes)
@@ -148,7 +148,7 @@ class _Split:
             self._slots[id(out) if isinstance(out, Literal) else out] for out in self._jaxpr.outvars
         )
         num, tree = len(self._slots), self._traced.out_tree
-        return Calls(tuple(calls), constants, results, num, tree, sampled), pieces
+        return ProgramCalls(tuple(calls), constants, results, num, tree, sampled), pieces
 
     def _function(
         self, equations: Sequence[Any], number: int
@@ -169,7 +169,7 @@ class _Split:
         )
         return _named(ClosedJaxpr(own, ()), "enginebay_between_layers"), takes, gives
 
-    def _call(self, program: int, number: int, takes: list[Any], gives: list[Any]) -> Call:
+    def _call(self, program: int, number: int, takes: list[Any], gives: list[Any]) -> ProgramCall:
         count = collections.Counter(takes)
         ended = {var for var in takes if self._last[var] == number}
         able = {i for i, v in enumerate(takes) if v in self._owned & ended and count[v] == 1}
@@ -177,7 +177,7 @@ class _Split:
         for var in gives:
             self._slots.setdefault(var, len(self._slots))
         self._owned |= set(gives)
-        return Call(
+        return ProgramCall(
             program,
             tuple(self._slots[var] for var in takes),
             tuple(self._slots[var] for var in gives),

@@ -107,6 +107,7 @@ class LocalExecutor(Executor):
         self._scoping = Scoping(has_greedy=parts.has_greedy)
         self._background = Background()
         self._layered_runs = AfterRuns(WHOLE_AFTER, "enginebay-compile")
+        self._has_layered = False
         self._undo = list[Callable[[], None]]()
         self._writer = writer = RowWriter(self)
         self._mover = mover = PageMover(self)
@@ -149,7 +150,7 @@ class LocalExecutor(Executor):
         self._state, sampled = program(
             self.model_weights, self.state, self.tables.padded(few, num), command.inputs
         )
-        if self._background.is_done and not is_whole(program):
+        if self._has_layered and self._background.is_done and not is_whole(program):
             self._layered_runs.count(key, functools.partial(self._making_whole, key))
         return cast("Result", LaunchedStep(sampled, command))
 
@@ -342,7 +343,9 @@ class LocalExecutor(Executor):
                 if program is None:
                     program = compiler.compile(part, compiler.lower(part))
                 compiler.keep(part, program)
-            return compiler.joined(key)
+            joined = compiler.joined(key)
+        self._has_layered |= not is_whole(joined)
+        return joined
 
     def _pages_of(self, step: Step) -> Mapping[str, Any]:
         """The pages of a step's rows, int32 [S, P] by group."""

@@ -264,7 +264,15 @@ def decode_step(
     max_steps tokens per row, -1 past the row's end.
     """
     num_steps: Any = inputs.num_steps  # traced here
-    decoding = _Decoding(weights, state, changes, inputs, parts=parts, layouts=layouts, key=key)
+    decoding = _Decoding(
+        weights=weights,
+        state=state,
+        tables=with_changes(state.tables, changes),
+        row_ids=inputs.row_ids,
+        parts=parts,
+        layouts=layouts,
+        key=key,
+    )
     one = decoding.one(num_steps, pages)
 
     def unfinished(carry: _Carry) -> jax.Array:
@@ -293,39 +301,42 @@ def single_decode_step(
     """
     empty = nothing_sampled(parts, key, (key.bucket.seqs, max_steps))
     sampled = jax.tree.map(lambda a, b: jnp.where(number == 0, a, b), empty, sampled)
-    decoding = _Decoding(weights, state, changes, inputs, parts=parts, layouts=layouts, key=key)
+    decoding = _Decoding(
+        weights=weights,
+        state=state,
+        tables=with_changes(state.tables, changes),
+        row_ids=inputs.row_ids,
+        parts=parts,
+        layouts=layouts,
+        key=key,
+    )
     one = decoding.one(jnp.int32(1), None)
     return decoding.result(one((number, *decoding.start(sampled)[1:])))
 
 
+@dataclasses.dataclass(frozen=True)
 class _Decoding:
-    """The computation of a decode step that is being traced; arguments as those of decode_step."""
+    """The computation of a decode step that is being traced. `tables`: the page tables with the
+    step's changes.
+    """
 
-    def __init__(
-        self,
-        weights: Weights,
-        state: StepState,
-        changes: Mapping[str, jax.Array],
-        inputs: DecodeInputs,
-        *,
-        parts: EngineParts,
-        layouts: Layouts,
-        key: StepKey,
-    ) -> None:
-        self._row_ids: Any = inputs.row_ids  # traced here
-        self._weights, self._state = weights, state
-        self._parts, self._layouts, self._key = parts, layouts, key
-        self._tables = with_changes(state.tables, changes)
+    weights: Weights
+    state: StepState
+    tables: Mapping[str, jax.Array]
+    row_ids: Any
+    parts: EngineParts
+    layouts: Layouts
+    key: StepKey
 
     def one(
         self, num_steps: jax.Array, pages: Mapping[str, jax.Array] | None
     ) -> Callable[[_Carry], _Carry]:
         """Return what decodes one token per row, for at most `num_steps` tokens."""
-        parts, layouts, key, weights = self._parts, self._layouts, self._key, self._weights
+        parts, layouts, key, weights = self.parts, self.layouts, self.key, self.weights
         bucket = key.bucket
         if pages is None:
-            num_tokens = length_after(self._state.rows, self._row_ids, num_steps)
-            pages = pages_of_rows(self._tables, layouts, bucket, self._row_ids, num_tokens)
+            num_tokens = length_after(self.state.rows, self.row_ids, num_steps)
+            pages = pages_of_rows(self.tables, layouts, bucket, self.row_ids, num_tokens)
         ops = parts.ops(bucket, layouts)
         ones = jnp.ones(bucket.seqs, jnp.int32)
 
@@ -347,24 +358,24 @@ class _Decoding:
 
     def start(self, sampled: Sampled) -> _Carry:
         """Return what the first step gets."""
-        state, key = self._state, self._key
+        state, key = self.state, self.key
         return (
             jnp.int32(0),
             state.cache,
-            state.rows.take(self._row_ids, _history_length(key)),
-            take_fields(self._parts, key, state.processor_state, self._row_ids),
+            state.rows.take(self.row_ids, _history_length(key)),
+            take_fields(self.parts, key, state.processor_state, self.row_ids),
             sampled,
         )
 
     def result(self, carry: _Carry) -> tuple[StepState, Sampled]:
         """Return the state after the last step, and what was sampled."""
         _, cache, rows, fields, sampled = carry
-        state, row_ids = self._state, self._row_ids
+        state, row_ids = self.state, self.row_ids
         return StepState(
             cache,
             state.rows.put(row_ids, rows, ADVANCED),
-            put_fields(self._parts, self._key, state.processor_state, row_ids, fields),
-            self._tables,
+            put_fields(self.parts, self.key, state.processor_state, row_ids, fields),
+            self.tables,
         ), sampled
 
 

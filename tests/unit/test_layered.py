@@ -19,7 +19,7 @@ from enginebay.ops.bound import LAYER_CALL
 from enginebay_runtime import local
 from enginebay_runtime.background import AfterRuns, Background
 from enginebay_runtime.compiling import is_whole
-from enginebay_runtime.layered import MIN_LAYERS, LayeredStep, split
+from enginebay_runtime.layered import MIN_LAYERS, LayeredStep, split_step
 from enginebay_runtime.local import LocalExecutor
 from tests.brief import TINY
 from tests.pool import few_sizes
@@ -66,7 +66,7 @@ def values(arguments: Any) -> Any:
 
 def test_a_layered_step_computes_the_same_in_place() -> None:
     run, traced, arguments = step(MIN_LAYERS)
-    calls, pieces = split(traced)  # type: ignore[misc]
+    calls, pieces = split_step(traced)  # type: ignore[misc]
     assert len(calls.calls) == MIN_LAYERS + 2
     assert len(pieces) == 3, "before the layers, a layer, and after the layers"
     layered = LayeredStep(calls, [piece.lower().compile() for piece in pieces])
@@ -82,7 +82,7 @@ def test_a_layered_step_computes_the_same_in_place() -> None:
 
 
 def test_a_step_without_shared_calls_stays_whole() -> None:
-    assert split(jax.jit(jnp.sin).trace(shape(2))) is None
+    assert split_step(jax.jit(jnp.sin).trace(shape(2))) is None
 
 
 def test_a_job_begins_after_its_runs() -> None:
@@ -114,7 +114,7 @@ def programs(llm: LLM) -> list[Any]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("engine", ["oengine", "vinference"])
+@pytest.mark.parametrize("engine", ["oengine", pytest.param("vinference", marks=pytest.mark.slow)])
 def test_requests_get_the_same_from_layered_and_whole_steps(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

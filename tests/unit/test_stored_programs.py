@@ -27,7 +27,7 @@ from enginebay.jax_config import (
 )
 from enginebay_runtime import stored_programs
 from enginebay_runtime.compiling import StepCompiler
-from enginebay_runtime.layered import Call, Calls, LayeredStep
+from enginebay_runtime.layered import LayeredStep, ProgramCall, ProgramCalls
 from enginebay_runtime.stored_programs import ProgramStore
 from tests.brief import TINY
 
@@ -129,9 +129,9 @@ def test_a_loaded_program_is_the_one_that_was_stored(store: ProgramStore) -> Non
 
 def test_the_programs_of_a_layered_step_are_in_one_file(store: ProgramStore, folder: Path) -> None:
     one, other = compiled(), compiled()
-    both = Call(0, (0, 2), (3, 4), (0,)), Call(1, (3, 4), (5, 6), (3, 4))
+    both = ProgramCall(0, (0, 2), (3, 4), (0,)), ProgramCall(1, (3, 4), (5, 6), (3, 4))
     tree = jax.tree.structure((0, 0))
-    calls = Calls(both, (np.ones(3, np.float32),), (5, 6), 7, tree)
+    calls = ProgramCalls(both, (np.ones(3, np.float32),), (5, 6), 7, tree)
     entries = [*one.entries, *other.entries]
     store.save(LayeredStep(calls, [one.program, other.program]), entries, "step")
     assert the_file(folder).stat().st_size > sum(map(len, entries))

@@ -161,6 +161,7 @@ def test_each_wait_of_an_engine_says_what_for(
     )
     owner: Any = SimpleNamespace(
         _programs={},
+        _has_layered=False,
         layouts={},
         compilations=Compilations(),
         title=title,
