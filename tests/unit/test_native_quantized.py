@@ -19,6 +19,7 @@ import pytest
 
 from enginebay.errors import UnsupportedError
 from enginebay.weights import QuantizedArray
+from enginebay_native import plugin
 
 pytestmark = pytest.mark.xdist_group("native")
 
@@ -183,15 +184,21 @@ def calls(linear: Any, rows: int, weight: QuantizedArray) -> list[str]:
     return re.findall(r"target_name=enginebay_(\w+)", str(jax.make_jaxpr(linear)(x, weight)))
 
 
+def test_no_name_of_a_call_is_within_another() -> None:
+    """A stored program is searched for the names of calls, and only those are registered."""
+    names = [f"enginebay_{name}" for name in (*sum(plugin.FORMS.values(), ()), *plugin.QUANTIZED)]
+    assert not [(a, b) for a in names for b in names if a != b and a in b]
+
+
 def test_rounded_rows_are_multiplied_by_their_kernel_whatever_their_number(linear: Any) -> None:
     for case in CASES:
         plain, rounded = (make_weight(*case, kind) for kind in ("float", "int8"))
-        form = {"int8_group": "s8", "uint4": "u4", "int4": "s4"}.get(case[0], "s8")
+        form = {"uint4": "u4", "int4": "s4", "int8_group": "zeros_s8"}.get(case[0], "s8")
         own = {"int8": "linear_s8", "fp8": "linear_f8"}.get(case[0], f"quantized_linear_{form}")
         assert calls(linear, 128, plain) == [own]
         assert calls(linear, 129, plain) == ["panel_linear"]
         # Values of floating dtypes have no whole products.
-        whole = "panel_linear" if case[0] == "fp8" else f"quantized_linear_{form}"
+        whole = "panel_linear" if case[0] == "fp8" else f"rounded_linear_{form}"
         assert calls(linear, 300, rounded) == [whole]
 
 
@@ -245,8 +252,7 @@ def test_processors_without_dot_products_of_bytes_give_the_same_whole_numbers(
     quantized = importlib.import_module("enginebay_native.quantized")
     if not compiling.LEVELS[level] <= set(compiling.processor_features().split()):
         pytest.skip(f"this processor is not {level}")
-    for form in quantized.FORMS.values():
-        name = f"quantized_linear_{form}"
+    for name in (each for each in plugin.QUANTIZED if each != "panel_linear"):
         library = compiling.build_library(name, level, tmp_path)
         function = getattr(ctypes.CDLL(str(library)), f"enginebay_{name}")
         target = f"enginebay_{name}_{level}"

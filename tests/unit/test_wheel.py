@@ -166,9 +166,8 @@ def test_a_wheel_for_a_level_of_processors_brings_the_compiled_kernels(
         "linear_s8",
         "lora",
         "panel_linear",
-        "quantized_linear_s4",
-        "quantized_linear_s8",
-        "quantized_linear_u4",
+        *(f"quantized_linear_{form}" for form in ("s4", "s8", "u4", "zeros_s8")),
+        *(f"rounded_linear_{form}" for form in ("s4", "s8", "u4", "zeros_s8")),
     ]
     made = [Path(path) for path in data["force_include"]]
     assert all("-march=x86-64-v3" in path.read_text(encoding="utf-8") for path in made)

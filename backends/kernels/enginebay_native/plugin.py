@@ -13,7 +13,14 @@ FORMS = {
 }
 """The libraries of an op that has several, without those for quantised weights."""
 
-QUANTIZED = ("quantized_linear_s8", "quantized_linear_s4", "quantized_linear_u4", "panel_linear")
+QUANTIZED = (
+    *(
+        f"{n}_linear_{form}"
+        for n in ("quantized", "rounded")
+        for form in ("s8", "zeros_s8", "s4", "u4")
+    ),
+    "panel_linear",
+)
 """The libraries for quantised weights."""
 
 QUANTIZATIONS = ("int8", "int8_group", "int4", "uint4", "fp8")

@@ -24,6 +24,9 @@ POINTS = {jnp.dtype(jnp.int8): (False, True), INT4[0]: (False,), INT4[1]: (True,
 FORMS = {"int8": "s8", "int4": "s4", "uint4": "u4"}
 """dtypes of values, each with the end of the name of its library."""
 
+QUANTIZED, ROUNDED = "quantized_linear", "rounded_linear"
+"""Beginnings of the names of libraries for rows of f32, and for rows that are rounded to int8."""
+
 PACKED = {"int8_group": "s8", "int4": "s4", "uint4": "u4"}
 """The same for methods of quantisation with a scale for each group of inputs."""
 
@@ -44,6 +47,14 @@ def is_served(weight: QuantizedArray) -> bool:
         and (groups == 1 or (size >= FEWEST_INPUTS and size & (size - 1) == 0))
         and (weight.values.dtype not in INT4 or num_in % 2 == 0)
     )
+
+
+def library_of(weight: QuantizedArray) -> str:
+    """Return the name of the library that multiplies with weights of this form."""
+    form = FORMS[str(weight.values.dtype)]
+    if form == "s8" and weight.zero_points is not None:
+        form = "zeros_s8"
+    return f"{QUANTIZED if weight.activations == FLOAT else ROUNDED}_{form}"
 
 
 def in_cpp(
@@ -70,15 +81,12 @@ def in_cpp(
         jax.ShapeDtypeStruct((padded_rows * row_bytes + 1024,), jnp.int8),
     )
     points = weight.zero_points
-    out, _ = jax.ffi.ffi_call(
-        register(f"quantized_linear_{FORMS[str(weight.values.dtype)]}"), results
-    )(
+    out, _ = jax.ffi.ffi_call(register(library_of(weight)), results)(
         x,
         weight.values.reshape(every, num_in),
         weight.scales.reshape(every, -1),
         jnp.zeros((0, 0), weight.scales.dtype) if points is None else points.reshape(every, -1),
         jnp.zeros(0, jnp.int32) if sizes is None else sizes,
-        rounds=is_rounded,
         block_bytes=np.int64(block_bytes),
         tasks_per_thread=np.int64(tasks_per_thread),
     )

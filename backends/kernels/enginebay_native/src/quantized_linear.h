@@ -1,6 +1,6 @@
 // Products with one or several quantised weights [out, in]: rows of f32, or rows that are rounded to int8 here. The source that
-// includes this defines ENGINEBAY_NAME, the name of the call, and ENGINEBAY_S8, ENGINEBAY_S4 or ENGINEBAY_U4: the form of the
-// weights.
+// includes this defines ENGINEBAY_NAME, the name of the call; ENGINEBAY_S8, ENGINEBAY_ZEROS_S8 (with zero points), ENGINEBAY_S4
+// or ENGINEBAY_U4 (with zero points): the form of the weights; and ENGINEBAY_ROUNDED for rows that are rounded.
 #pragma once
 
 #include "amx.h"
@@ -144,32 +144,33 @@ struct Stored {
   }
 };
 
-template <typename W, bool kZeros>
-ffi::Error multiply(Call& call, bool rounds, const Stored& w) {
-  if (rounds) return rounded(call, GroupedWeight<W, kZeros>{w.values, w.scales, w.zeros, w.in, w.groups});
-  return unpacked(call, UnpackedWeight<W, kZeros>{w.values, w.scales, w.zeros, w.in, w.groups});
-}
-
-ffi::Error multiply(Call& call, bool rounds, const Stored& w) {
-#if defined(ENGINEBAY_S4)
-  return multiply<Nibbles<true>, false>(call, rounds, w);
-#elif defined(ENGINEBAY_U4)
-  return multiply<Nibbles<false>, true>(call, rounds, w);
-#else
-  if (rounds && w.groups.count == 1 && !w.zeros && !w.groups.is_half)
-    return rounded(call, Int8Weight{reinterpret_cast<const int8_t*>(w.values), static_cast<const float*>(w.scales), w.in});
-  if (w.zeros) return multiply<Bytes, true>(call, rounds, w);
-  return multiply<Bytes, false>(call, rounds, w);
-#endif
-}
-
 #if defined(ENGINEBAY_S4)
 constexpr auto kForm = ffi::S4;
+using Numbers = Nibbles<true>;
 #elif defined(ENGINEBAY_U4)
 constexpr auto kForm = ffi::U4;
+using Numbers = Nibbles<false>;
 #else
 constexpr auto kForm = ffi::S8;
+using Numbers = Bytes;
 #endif
+#if defined(ENGINEBAY_ZEROS_S8) || defined(ENGINEBAY_U4)
+constexpr bool kHasZeros = true;
+#else
+constexpr bool kHasZeros = false;
+#endif
+
+ffi::Error multiply(Call& call, const Stored& w) {
+#ifdef ENGINEBAY_ROUNDED
+#ifdef ENGINEBAY_S8
+  if (w.groups.count == 1 && !w.groups.is_half)
+    return rounded(call, Int8Weight{reinterpret_cast<const int8_t*>(w.values), static_cast<const float*>(w.scales), w.in});
+#endif
+  return rounded(call, GroupedWeight<Numbers, kHasZeros>{w.values, w.scales, w.zeros, w.in, w.groups});
+#else
+  return unpacked(call, UnpackedWeight<Numbers, kHasZeros>{w.values, w.scales, w.zeros, w.in, w.groups});
+#endif
+}
 
 // The groups of `in` inputs, or count 0 where the kernels do not serve them.
 Groups groups_of(int64_t count, int64_t in, bool is_half) {
@@ -180,11 +181,11 @@ Groups groups_of(int64_t count, int64_t in, bool is_half) {
 }
 
 // x f32 [rows, in]; values s8, s4 or u4 [weights * out, in]; scales f32 or f16 [weights * out, groups]; zeros of the same shape
-// and dtype, or empty; sizes [weights], the rows of each weight in turn, or empty with one weight -> f32 [rows, out]. rounds: rows
-// are rounded to int8. The workspace holds the rows in the order of the kernel.
+// and dtype, or empty; sizes [weights], the rows of each weight in turn, or empty with one weight -> f32 [rows, out]. The
+// workspace holds the rows in the order of the kernel.
 ffi::Error quantized_linear(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer values, ffi::AnyBuffer scales,
                             ffi::AnyBuffer zeros, ffi::Buffer<ffi::S32> sizes, ffi::ResultBuffer<ffi::F32> out,
-                            ffi::ResultBuffer<ffi::S8> workspace, bool rounds, int64_t block_bytes, int64_t tasks_per_thread) {
+                            ffi::ResultBuffer<ffi::S8> workspace, int64_t block_bytes, int64_t tasks_per_thread) {
   auto shape = x.dimensions(), weight = values.dimensions(), per_group = scales.dimensions();
   if (shape.size() != 2 || weight.size() != 2 || per_group.size() != 2 || shape[1] != weight[1] || per_group[0] != weight[0])
     return ffi::Error::InvalidArgument("quantized_linear wants x [rows, in], values [out, in], scales [out, groups]");
@@ -194,10 +195,8 @@ ffi::Error quantized_linear(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::
       (has_zeros && (zeros.element_type() != dtype || zeros.element_count() != scales.element_count())))
     return ffi::Error::InvalidArgument("quantized_linear wants scales in f32 or f16, and zero points like scales");
   bool is_packed = kForm != ffi::S8;
-  if (values.element_type() != kForm || (is_packed && (shape[1] % 2 != 0 || has_zeros != (kForm == ffi::U4))))
-    return ffi::Error::InvalidArgument(
-        "quantized_linear wants values of the form in its name: of s8, of s4 without zero points, or of u4 with them; and inputs "
-        "in pairs");
+  if (values.element_type() != kForm || has_zeros != kHasZeros || (is_packed && shape[1] % 2 != 0))
+    return ffi::Error::InvalidArgument("quantized_linear wants values of the form in its name, and 4 bits in pairs");
   const Ranges ranges(sizes, shape[0]);
   Groups groups = groups_of(per_group[1], shape[1], dtype == ffi::F16);
   if (block_bytes < 1 || tasks_per_thread < 1 || groups.count == 0 || weight[0] % ranges.count != 0)
@@ -211,7 +210,7 @@ ffi::Error quantized_linear(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::
     int8_t* work = workspace->typed_data();
     Call call{pool, x.typed_data() + first * shape[1], out->typed_data() + first * outputs, rows, shape[1], outputs,
               Sharing{block_bytes, tasks_per_thread}, work, work + workspace->element_count()};
-    auto found = multiply(call, rounds, stored.from(i * outputs));
+    auto found = multiply(call, stored.from(i * outputs));
     if (found.failure()) error = found;
   });
   return error;
@@ -223,6 +222,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(
     ENGINEBAY_NAME, quantized_linear,
     ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::Buffer<ffi::F32>>().Arg<ffi::AnyBuffer>().Arg<ffi::AnyBuffer>()
         .Arg<ffi::AnyBuffer>().Arg<ffi::Buffer<ffi::S32>>().Ret<ffi::Buffer<ffi::F32>>().Ret<ffi::Buffer<ffi::S8>>()
-        .Attr<bool>("rounds").Attr<int64_t>("block_bytes").Attr<int64_t>("tasks_per_thread"));
+        .Attr<int64_t>("block_bytes").Attr<int64_t>("tasks_per_thread"));
 
 }  // namespace enginebay

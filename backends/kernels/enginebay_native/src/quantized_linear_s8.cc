@@ -1,4 +1,4 @@
-// The products of quantized_linear.h with weights of 8 bits.
+// The products of quantized_linear.h: weights of 8 bits, rows of f32.
 #define ENGINEBAY_NAME enginebay_quantized_linear_s8
 #define ENGINEBAY_S8
 #include "quantized_linear.h"
