@@ -85,10 +85,15 @@ class AfterRuns:
         self._runs: collections.Counter[Hashable] = collections.Counter()
         self._started: list[Background] = []
 
-    def count(self, key: Hashable, make_job: Callable[[], Callable[[], object]]) -> None:
-        """Count a run. The last of `num_runs` calls `make_job` here, and starts what it returns."""
-        self._runs[key] += 1
-        if self._runs[key] == self._num_runs:
+    def count(
+        self, key: Hashable, make_job: Callable[[], Callable[[], object]], num_runs: int = 1
+    ) -> None:
+        """Count runs. When there are enough, `make_job` is called here, and what it returns is
+        started.
+        """
+        before = self._runs[key]
+        self._runs[key] += num_runs
+        if before < self._num_runs <= self._runs[key]:
             job = Background([make_job()], self._name)
             self._started.append(job)
             job.start()

@@ -71,8 +71,9 @@ Result = TypeVar("Result")
 
 
 WHOLE_AFTER = 256
-"""After how many runs of a LayeredStep, outside a warm-up, the whole step is compiled. A process
-that ends waits for the compiler, which takes longer than the few runs of a short answer.
+"""After how many runs of a LayeredStep, outside a warm-up, the whole step is compiled; each token
+of a decode step is a run. A process that ends waits for the compiler, which takes longer than a
+short answer.
 """
 
 
@@ -151,7 +152,8 @@ class LocalExecutor(Executor):
             self.model_weights, self.state, self.tables.padded(few, num), command.inputs
         )
         if self._has_layered and self._background.is_done and not is_whole(program):
-            self._layered_runs.count(key, functools.partial(self._making_whole, key))
+            num = int(getattr(command.inputs, "num_steps", 1))
+            self._layered_runs.count(key, functools.partial(self._making_whole, key), num)
         return cast("Result", LaunchedStep(sampled, command))
 
     def _making_whole(self, key: StepKey) -> Callable[[], None]:
