@@ -37,8 +37,8 @@ class ProgramCall:
 @dataclasses.dataclass(frozen=True)
 class ProgramCalls:
     """The calls of a step in order. Their values are in numbered slots: first the arguments of the
-    step, then `constants`. `results`: the slots of the step's results. `sampled`: of a
-    `single_decode_step`, the shapes of the results that each step gets from the one before it.
+    step, then `constants`. `results`: the slots of the step's results. `sampled`: of
+    one step of a decode, the shapes of the results that it gets from the step before it.
     """
 
     calls: tuple[ProgramCall, ...]
@@ -134,7 +134,8 @@ class _Split:
         calls: list[ProgramCall] = []
         for number, equations in enumerate(self._pieces):
             function, takes, gives = self._function(equations, number)
-            same = id(equations[0].params.get("jaxpr", equations))
+            first = equations[0]
+            same = id(first.params["jaxpr"] if _is_shared(first) else equations)
             if same not in numbers:
                 numbers[same] = len(pieces)
                 shapes = tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in takes)

@@ -81,6 +81,23 @@ def test_a_layered_step_computes_the_same_in_place() -> None:
     np.testing.assert_allclose(layered(*values(arguments))[1][0], wanted[1][0], rtol=1e-6)
 
 
+def test_what_is_between_layers_is_not_shared() -> None:
+    """Two pieces begin with the same jitted function, and go on differently."""
+    same = jax.jit(lambda x: x + 1)
+
+    def run(x: jax.Array) -> jax.Array:
+        layer: Any = functools.partial(jnp.tanh)
+        layer.__name__ = LAYER_CALL
+        layer = jax.jit(layer)
+        return same(layer(same(layer(same(x) * 2)) * 3)) * 5
+
+    calls, pieces = split_step(jax.jit(run).trace(shape(2)))  # type: ignore[misc]
+    assert [call.program for call in calls.calls] == [0, 1, 2, 1, 3]
+    layered = LayeredStep(calls, [piece.lower().compile() for piece in pieces])
+    x = jnp.asarray([0.1, -0.4])
+    np.testing.assert_allclose(layered(x), run(x), rtol=1e-6)
+
+
 def test_a_step_without_shared_calls_stays_whole() -> None:
     assert split_step(jax.jit(jnp.sin).trace(shape(2))) is None
 
