@@ -1,11 +1,4 @@
-// The attention of attention_kernel.h over keys and values of bf16.
+// The attention of attention_kernel.h: keys and values of bf16.
 #define ENGINEBAY_NAME enginebay_attention_bf16
-#include "codes.h"
-
-namespace enginebay {
-namespace {
-using Stored = bf16;
-}
-}  // namespace enginebay
-
+#define ENGINEBAY_STORED bf16
 #include "attention_kernel.h"

@@ -1,11 +1,4 @@
-// The attention of attention_kernel.h over keys and values of the codes of a quantised cache.
+// The attention of attention_kernel.h: keys and values of the codes of a quantised cache.
 #define ENGINEBAY_NAME enginebay_attention_codes
-#include "codes.h"
-
-namespace enginebay {
-namespace {
-using Stored = Code;
-}
-}  // namespace enginebay
-
+#define ENGINEBAY_STORED Code
 #include "attention_kernel.h"

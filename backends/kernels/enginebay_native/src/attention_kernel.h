@@ -6,7 +6,7 @@
 // Keys and values of a quantised cache become f32 a few at a time, and all queries of a head are multiplied with these while
 // they are in the first-level cache.
 //
-// The source that includes this defines ENGINEBAY_NAME, the name of the call, and Stored, the type of keys and values.
+// The source that includes this defines ENGINEBAY_NAME, the name of the call, and ENGINEBAY_STORED, the type of keys and values.
 #pragma once
 
 #include <vector>
@@ -17,6 +17,8 @@
 
 namespace enginebay {
 namespace {
+
+using Stored = ENGINEBAY_STORED;
 
 struct Shape {
   int64_t rows, kv_heads, group, dim, page_size, table_width;

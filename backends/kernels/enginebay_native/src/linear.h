@@ -1,5 +1,5 @@
 // Products of few rows with a weight [out, in], for one form of the weight: the source that includes this defines
-// ENGINEBAY_NAME, the name of the call, and Rows, Weights, kRowsType and kWeightsType, the types of the numbers.
+// ENGINEBAY_NAME, the name of the call, and ENGINEBAY_ROWS and ENGINEBAY_WEIGHTS, the types of the numbers.
 #pragma once
 
 #include "products.h"
@@ -23,12 +23,24 @@ ffi::Error run(ffi::ThreadPool pool, const X* x, const W* w, float* out, int64_t
   return ffi::Error::Success();
 }
 
+using Rows = ENGINEBAY_ROWS;
+using Weights = ENGINEBAY_WEIGHTS;
+
+template <typename T>
+constexpr ffi::DataType kTypeOf = ffi::F32;
+template <>
+constexpr ffi::DataType kTypeOf<bf16> = ffi::BF16;
+template <>
+constexpr ffi::DataType kTypeOf<int8_t> = ffi::S8;
+template <>
+constexpr ffi::DataType kTypeOf<fp8> = ffi::F8E4M3FN;
+
 // x [rows, in] and w [out, in] -> f32 [rows, out].
 ffi::Error linear(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::ResultBuffer<ffi::F32> out,
                   int64_t block_bytes, int64_t tasks_per_thread) {
   auto shape = x.dimensions(), weight = w.dimensions();
-  if (shape.size() != 2 || weight.size() != 2 || shape[1] != weight[1] || x.element_type() != kRowsType ||
-      w.element_type() != kWeightsType)
+  if (shape.size() != 2 || weight.size() != 2 || shape[1] != weight[1] || x.element_type() != kTypeOf<Rows> ||
+      w.element_type() != kTypeOf<Weights>)
     return ffi::Error::InvalidArgument("linear wants x [rows, in] and w [out, in] of the dtypes in its name");
   if (block_bytes < 1 || tasks_per_thread < 1)
     return ffi::Error::InvalidArgument("linear wants block_bytes and tasks_per_thread of at least 1");
