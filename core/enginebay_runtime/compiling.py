@@ -40,7 +40,6 @@ from enginebay_runtime.step import (
     compact_decode_step,
     decode_step,
     nothing_sampled,
-    single_decode_step,
 )
 from enginebay_runtime.stored_programs import trace_settings
 from enginebay_runtime.tables import max_changes
@@ -257,11 +256,16 @@ class StepCompiler:
     """
 
     def __init__(
-        self, executor: ExecutorView, programs: CompiledPrograms, *, layered: bool = False
+        self,
+        executor: ExecutorView,
+        programs: CompiledPrograms,
+        *,
+        layered: bool = False,
+        one_sampler: bool = False,
     ) -> None:
         """`programs`: the executor's compiled programs, which this adds to. `layered`: whether it
-        makes a LayeredStep of each step that can be one, and of a prefill only the program that
-        samples one row.
+        makes a LayeredStep of each step that can be one. `one_sampler`: whether these prefills get
+        only the program that samples one row.
         """
         self._parts, self._placement = executor.parts, executor.placement
         self._layouts = dict(executor.layouts)
@@ -274,6 +278,7 @@ class StepCompiler:
         num_layers = sum(group.num_layers for group in self._parts.info.groups)
         is_able = self._placement.mesh is None and self._dump_folder is None
         self._layered = layered and is_able and num_layers >= MIN_LAYERS
+        self._one_sampler = one_sampler and self._layered
         self._shared = SharedPrograms()
 
     def make_all(self, keys: Sequence[StepKey], report: Callable[[StepKey], None]) -> None:
@@ -327,7 +332,7 @@ class StepCompiler:
         return [p for p, at in have.items() if at is None or not (self._layered or is_whole(at))]
 
     def _parts_of(self, key: StepKey) -> tuple[StepKey, ...]:
-        return parts_of(key)[:2] if self._layered else parts_of(key)
+        return parts_of(key)[:2] if self._one_sampler else parts_of(key)
 
     def joined(self, key: StepKey) -> Any:
         """The program of a step whose parts are all compiled."""
@@ -386,22 +391,21 @@ class StepCompiler:
         is_decode = key.kind in ("decode", "compact")
         if is_decode:
             options["max_steps"] = 1 if key.full_vocab else self._max_steps
+        step, sampled, more = STEPS[key.kind], None, tuple[Any, ...]()
         with self._compilations.timed():
-            if self._layered:
-                sampled: Any = None
-                step, more = STEPS[key.kind], tuple[Any, ...]()
-                if is_decode:
-                    shape = key.bucket.seqs, options["max_steps"]
-                    sampled = jax.eval_shape(lambda: nothing_sampled(self._parts, key, shape))
-                    step, more = single_decode_step, (jax.ShapeDtypeStruct((), jnp.int32), sampled)
-                jitted = self._jitted(step, key, held, options)
-                traced = jitted.trace(self._held[0], held, *args, *more)
-                found = split_step(traced, sampled)
-                if found is not None:
-                    calls, pieces = found
-                    return Lowered([piece.lower() for piece in pieces], calls)
-            jitted = self._jitted(STEPS[key.kind], key, held, options)
-            return Lowered([jitted.lower(self._held[0], held, *args)])
+            if self._layered and is_decode:  # one token at a time
+                shape = key.bucket.seqs, options["max_steps"]
+                sampled = jax.eval_shape(lambda: nothing_sampled(self._parts, key, shape))
+                step, more = decode_step, (jax.ShapeDtypeStruct((), jnp.int32), sampled)
+            traced = self._jitted(step, key, held, options).trace(self._held[0], held, *args, *more)
+            found = split_step(traced, sampled) if self._layered else None
+            if found is not None:
+                calls, pieces = found
+                return Lowered([piece.lower() for piece in pieces], calls)
+            if more:
+                jitted = self._jitted(STEPS[key.kind], key, held, options)
+                traced = jitted.trace(self._held[0], held, *args)
+            return Lowered([traced.lower()])
 
     def _jitted(
         self, step: Callable[..., Any], key: StepKey, held: Any, options: Mapping[str, Any]

@@ -18,6 +18,7 @@ from enginebay.contracts.cache_shape import CacheShape
 from enginebay.contracts.commands import (
     ClearPages,
     CopyPages,
+    DecodeInputs,
     Drop,
     ExecutorCommand,
     Grow,
@@ -71,10 +72,12 @@ Result = TypeVar("Result")
 
 
 WHOLE_AFTER = 256
-"""After how many runs of a LayeredStep, outside a warm-up, the whole step is compiled; each token
-of a decode step is a run. A process that ends waits for the compiler, which takes longer than a
-short answer.
+"""After how many decoded tokens a LayeredStep, outside a warm-up, is replaced by the whole step. A
+process that ends waits for the compiler, which takes longer than a short answer.
 """
+
+PREFILL_COST = 16
+"""As how many tokens a run of another LayeredStep counts."""
 
 
 class LocalExecutor(Executor):
@@ -152,7 +155,8 @@ class LocalExecutor(Executor):
             self.model_weights, self.state, self.tables.padded(few, num), command.inputs
         )
         if self._has_layered and self._background.is_done and not is_whole(program):
-            num = int(getattr(command.inputs, "num_steps", 1))
+            inputs = command.inputs
+            num = int(inputs.num_steps) if isinstance(inputs, DecodeInputs) else PREFILL_COST
             self._layered_runs.count(key, functools.partial(self._making_whole, key), num)
         return cast("Result", LaunchedStep(sampled, command))
 
@@ -294,7 +298,7 @@ class LocalExecutor(Executor):
         serving_all = set(covering(keys))
         missing = [key for key in keys if program_name(key, self.layouts) not in self._programs]
         report = _counted(progress, len(missing))
-        layered = StepCompiler(self, self._programs, layered=True)
+        layered = StepCompiler(self, self._programs, layered=True, one_sampler=True)
         layered.make_all([key for key in missing if key in first], report)
         whole = StepCompiler(self, self._programs)
         others = [key for key in missing if key not in first]

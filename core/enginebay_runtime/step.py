@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import jax
@@ -248,6 +248,8 @@ def decode_step(
     state: StepState,
     changes: Mapping[str, jax.Array],
     inputs: DecodeInputs,
+    number: jax.Array | None = None,
+    sampled: Sampled | None = None,
     *,
     parts: EngineParts,
     layouts: Layouts,
@@ -262,121 +264,55 @@ def decode_step(
     the rows, int32 [S, P] by group, of a cache that the state's tables do not describe. With
     `key.bucket.rows_are_pages` row i must be page i; otherwise attention follows the pages. Returns
     max_steps tokens per row, -1 past the row's end.
+
+    With `number`, an int32, only that one of the steps is computed, without a loop. `sampled` then
+    has the results of the steps before it; step 0 does not read them.
     """
-    num_steps: Any = inputs.num_steps  # traced here
-    decoding = _Decoding(
-        weights=weights,
-        state=state,
-        tables=with_changes(state.tables, changes),
-        row_ids=inputs.row_ids,
-        parts=parts,
-        layouts=layouts,
-        key=key,
-    )
-    one = decoding.one(num_steps, pages)
+    row_ids: Any = inputs.row_ids  # traced here
+    num_steps: Any = inputs.num_steps
+    bucket = key.bucket
+    tables = with_changes(state.tables, changes)
+    if pages is None:
+        num_tokens = length_after(state.rows, row_ids, num_steps)
+        pages = pages_of_rows(tables, layouts, bucket, row_ids, num_tokens)
+    ops = parts.ops(bucket, layouts)
+    ones = jnp.ones(bucket.seqs, jnp.int32)
 
     def unfinished(carry: _Carry) -> jax.Array:
         step, _, rows, _, _ = carry
         return (step < num_steps) & ~rows.finished.all()
 
-    empty = nothing_sampled(parts, key, (key.bucket.seqs, max_steps))
-    return decoding.result(jax.lax.while_loop(unfinished, one, decoding.start(empty)))
-
-
-def single_decode_step(
-    weights: Weights,
-    state: StepState,
-    changes: Mapping[str, jax.Array],
-    inputs: DecodeInputs,
-    number: jax.Array,
-    sampled: Sampled,
-    *,
-    parts: EngineParts,
-    layouts: Layouts,
-    key: StepKey,
-    max_steps: int,
-) -> tuple[StepState, Sampled]:
-    """Step `number` of decode_step, without a loop. `sampled` has the tokens of the steps before
-    it; its content is not read by step 0.
-    """
-    empty = nothing_sampled(parts, key, (key.bucket.seqs, max_steps))
-    sampled = jax.tree.map(lambda a, b: jnp.where(number == 0, a, b), empty, sampled)
-    decoding = _Decoding(
-        weights=weights,
-        state=state,
-        tables=with_changes(state.tables, changes),
-        row_ids=inputs.row_ids,
-        parts=parts,
-        layouts=layouts,
-        key=key,
-    )
-    one = decoding.one(jnp.int32(1), None)
-    return decoding.result(one((number, *decoding.start(sampled)[1:])))
-
-
-@dataclasses.dataclass(frozen=True)
-class _Decoding:
-    """The computation of a decode step that is being traced. `tables`: the page tables with the
-    step's changes.
-    """
-
-    weights: Weights
-    state: StepState
-    tables: Mapping[str, jax.Array]
-    row_ids: Any
-    parts: EngineParts
-    layouts: Layouts
-    key: StepKey
-
-    def one(
-        self, num_steps: jax.Array, pages: Mapping[str, jax.Array] | None
-    ) -> Callable[[_Carry], _Carry]:
-        """Return what decodes one token per row, for at most `num_steps` tokens."""
-        parts, layouts, key, weights = self.parts, self.layouts, self.key, self.weights
-        bucket = key.bucket
-        if pages is None:
-            num_tokens = length_after(self.state.rows, self.row_ids, num_steps)
-            pages = pages_of_rows(self.tables, layouts, bucket, self.row_ids, num_tokens)
-        ops = parts.ops(bucket, layouts)
-        ones = jnp.ones(bucket.seqs, jnp.int32)
-
-        def step(carry: _Carry) -> _Carry:
-            step, cache, rows, processor_state, sampled = carry
-            active, adapters = ~rows.finished, adapters_of(key, rows)
-            batches = batches_of(ones, jnp.where(active, rows.length, 0), pages, layouts, bucket)
-            hidden, cache = parts.model.hidden(
-                weights, ops.in_step(batches, adapters), rows.last_token, cache, batches
-            )
-            logits = parts.model.logits(weights, ops.of_rows(adapters), hidden)
-            new, processor_state = sample_rows(parts, key, logits, rows, processor_state)
-            sampled = jax.tree.map(
-                lambda before, after: before.at[:, step].set(after), sampled, new
-            )
-            return step + 1, cache, rows.advanced(new.tokens, active), processor_state, sampled
-
-        return step
-
-    def start(self, sampled: Sampled) -> _Carry:
-        """Return what the first step gets."""
-        state, key = self.state, self.key
-        return (
-            jnp.int32(0),
-            state.cache,
-            state.rows.take(self.row_ids, _history_length(key)),
-            take_fields(self.parts, key, state.processor_state, self.row_ids),
-            sampled,
+    def one(carry: _Carry) -> _Carry:
+        step, cache, rows, processor_state, sampled = carry
+        active, adapters = ~rows.finished, adapters_of(key, rows)
+        batches = batches_of(ones, jnp.where(active, rows.length, 0), pages, layouts, bucket)
+        hidden, cache = parts.model.hidden(
+            weights, ops.in_step(batches, adapters), rows.last_token, cache, batches
         )
+        logits = parts.model.logits(weights, ops.of_rows(adapters), hidden)
+        new, processor_state = sample_rows(parts, key, logits, rows, processor_state)
+        sampled = jax.tree.map(lambda before, after: before.at[:, step].set(after), sampled, new)
+        return step + 1, cache, rows.advanced(new.tokens, active), processor_state, sampled
 
-    def result(self, carry: _Carry) -> tuple[StepState, Sampled]:
-        """Return the state after the last step, and what was sampled."""
-        _, cache, rows, fields, sampled = carry
-        state, row_ids = self.state, self.row_ids
-        return StepState(
-            cache,
-            state.rows.put(row_ids, rows, ADVANCED),
-            put_fields(self.parts, self.key, state.processor_state, row_ids, fields),
-            self.tables,
-        ), sampled
+    nothing = nothing_sampled(parts, key, (bucket.seqs, max_steps))
+    if number is not None:
+        nothing = jax.tree.map(lambda a, b: jnp.where(number == 0, a, b), nothing, sampled)
+    start = (
+        jnp.int32(0) if number is None else number,
+        state.cache,
+        state.rows.take(row_ids, _history_length(key)),
+        take_fields(parts, key, state.processor_state, row_ids),
+        nothing,
+    )
+    _, cache, rows, processor_state, sampled = (
+        jax.lax.while_loop(unfinished, one, start) if number is None else one(start)
+    )
+    return StepState(
+        cache,
+        state.rows.put(row_ids, rows, ADVANCED),
+        put_fields(parts, key, state.processor_state, row_ids, processor_state),
+        tables,
+    ), sampled
 
 
 def length_after(rows: DeviceRows, row_ids: jax.Array, num_new: jax.Array) -> jax.Array:
