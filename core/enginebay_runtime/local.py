@@ -72,11 +72,11 @@ Result = TypeVar("Result")
 
 
 WHOLE_AFTER = 256
-"""After how many decoded tokens a LayeredStep, outside a warm-up, is replaced by the whole step. A
-process that ends waits for the compiler, which takes longer than a short answer.
+"""After how many decoded tokens of all rows a LayeredStep, outside a warm-up, is replaced by the
+whole step. A process that ends waits for the compiler, which takes longer than a short answer.
 """
 
-PREFILL_COST = 16
+PREFILL_COST = 64
 """As how many tokens a run of another LayeredStep counts."""
 
 
@@ -155,8 +155,9 @@ class LocalExecutor(Executor):
             self.model_weights, self.state, self.tables.padded(few, num), command.inputs
         )
         if self._has_layered and self._background.is_done and not is_whole(program):
-            inputs = command.inputs
-            num = int(inputs.num_steps) if isinstance(inputs, DecodeInputs) else PREFILL_COST
+            inputs, num = command.inputs, PREFILL_COST
+            if isinstance(inputs, DecodeInputs):
+                num = int(inputs.num_steps) * key.bucket.seqs
             self._layered_runs.count(key, functools.partial(self._making_whole, key), num)
         return cast("Result", LaunchedStep(sampled, command))
 
