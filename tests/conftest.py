@@ -114,6 +114,16 @@ def patient() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def whole_entries() -> None:
+    """The processes of a run share JAX's cache, and none reads an entry that another one is still
+    writing.
+    """
+    from enginebay.jax_config import mend_cache_entries
+
+    mend_cache_entries()
+
+
 @pytest.fixture(scope="session")
 def repo_root() -> Path:
     """The folder that pyproject.toml lies in."""

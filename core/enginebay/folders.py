@@ -32,6 +32,23 @@ def make_private(folder: Path) -> str | None:
     return None
 
 
+PART = ".part"
+"""The suffix of a file that is being written."""
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file whole, or not at all: readers in other processes never see a part of it."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=PART, delete=False) as file:
+        part = Path(file.name)
+        try:
+            file.write(data)
+            file.flush()
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+
 def make_writable(path: str | Path, setting: str) -> Path:
     """Create a folder and return it; InputError, which names the setting, when it is
     not writable.

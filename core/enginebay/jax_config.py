@@ -18,7 +18,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from enginebay.config_sections import AUTO
 from enginebay.errors import ConfigError
-from enginebay.folders import cache_folder, make_private
+from enginebay.folders import cache_folder, make_private, write_whole
 
 log = logging.getLogger("enginebay.compose")
 
@@ -60,7 +60,7 @@ def configure_compile_cache(choice: str) -> Path | None:
     return folder
 
 
-CACHE_FILES = ("*-cache", "*-atime", "steps/*.program", "steps/*.part")
+CACHE_FILES = ("*-cache", "*-atime", "*.part", "steps/*.program", "steps/*.part")
 """What JAX's compilation cache and the stored programs consist of."""
 
 
@@ -139,7 +139,8 @@ def _note(entry: bytes) -> None:
 
 
 class _RepairingCache(CacheInterface):
-    """JAX's cache, except that an unusable entry is replaced by the newly compiled program.
+    """JAX's cache, except that an unusable entry is replaced by the newly compiled program, and an
+    entry is written whole, or not at all: other processes can read what JAX has written in part.
 
     JAX looks for an entry before it compiles, and writes one afterwards. An entry that was found
     and is still written was damaged. JAX's own cache would keep the damaged entry and warn about it
@@ -160,15 +161,21 @@ class _RepairingCache(CacheInterface):
         return found
 
     def put(self, key: str, value: bytes) -> None:
+        entry = self._folder / f"{key}-cache"
         if key in self._found:
             log.info("replacing the damaged entry %s of the compile cache", key)
-            (self._folder / f"{key}-cache").unlink(missing_ok=True)
-        self._real.put(key, value)
+            entry.unlink(missing_ok=True)
+        if getattr(self._real, "eviction_enabled", True) or not self._folder.is_dir():
+            self._real.put(key, value)  # it counts the entries; or the folder is a remote one
+        elif not entry.exists():
+            write_whole(entry, value)
         _note(value)
 
 
-def _mend_entries() -> None:
-    """Make JAX replace damaged entries of every cache that it makes from now on."""
+def mend_cache_entries() -> None:
+    """Make JAX write whole entries, and replace damaged ones, in every cache that it makes from now
+    on.
+    """
     make = _cache.get_file_cache
     if getattr(make, "mends", False):
         return
@@ -183,7 +190,7 @@ def _mend_entries() -> None:
 
 
 def _keep_everything() -> None:
-    _mend_entries()
+    mend_cache_entries()
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -30,7 +30,6 @@ import pickle
 import stat
 import sys
 import sysconfig
-import tempfile
 import threading
 import time
 import types
@@ -42,6 +41,7 @@ import jax
 from jax.experimental import serialize_executable
 
 from enginebay.contracts.executor import EngineParts
+from enginebay.folders import PART, write_whole
 from enginebay.jax_config import executable_of
 from enginebay.machine import processor_features
 from enginebay_runtime.layered import LayeredStep
@@ -61,9 +61,6 @@ _SAVES = itertools.count()
 _MAGIC = b"enginebay program 3\n"
 _SUFFIX = ".program"
 _DIGEST_BYTES = 32
-_PART = ".part"
-"""The suffix of a file that is being written."""
-
 _MAX_PART_AGE_S = 3600
 """A file that is older was left by a process that was killed while it wrote."""
 
@@ -155,7 +152,7 @@ class ProgramStore:
                 "modules": modules,
             }
             payload = pickle.dumps(stored)
-            _write(path, _MAGIC + hashlib.sha256(payload).digest() + payload)
+            write_whole(path, _MAGIC + hashlib.sha256(payload).digest() + payload)
             if next(_SAVES) % PRUNE_EVERY == 0:
                 _prune(self.folder)
         except Exception as error:  # noqa: BLE001  # a full disk must not end a request
@@ -378,19 +375,6 @@ def _first_other(modules: dict[str, str]) -> str | None:
     return None
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Write a file whole, or not at all."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=_PART, delete=False) as file:
-        part = Path(file.name)
-        try:
-            file.write(data)
-            file.flush()
-            part.replace(path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-
-
 def _read(path: Path) -> bytes | None:
     """The payload of a file; None if there is none. ValueError when it cannot be trusted, was cut
     short or changed.
@@ -426,7 +410,7 @@ def _prune(folder: Path) -> None:
     killed processes left.
     """
     with _pruning:
-        for part in folder.glob(f"*{_PART}"):
+        for part in folder.glob(f"*{PART}"):
             with contextlib.suppress(OSError):
                 if part.stat().st_mtime < time.time() - _MAX_PART_AGE_S:
                     part.unlink()

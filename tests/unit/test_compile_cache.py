@@ -150,6 +150,21 @@ def compile_one() -> None:
     jax.block_until_ready(jax.jit(lambda x: x * 3 + 41)(1.5))
 
 
+def test_an_entry_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is written under another name first. A process that ends before the entry has its name
+    leaves none.
+    """
+    configure_compile_cache(str(tmp_path / "kept"))
+
+    def ended(*_: object) -> None:
+        raise OSError("the process ends")
+
+    monkeypatch.setattr(Path, "replace", ended)
+    with pytest.warns(UserWarning, match="Error writing persistent compilation cache entry"):
+        compile_one()
+    assert not list((tmp_path / "kept").iterdir())
+
+
 @pytest.mark.parametrize("damaged", ["cut", "empty", "zeros"])
 def test_a_damaged_entry_is_replaced_and_warned_about_once(tmp_path: Path, damaged: str) -> None:
     configure_compile_cache(str(tmp_path / "kept"))

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from enginebay import LLM, SamplingParams
+from enginebay import LLM, SamplingParams, folders
 from enginebay.jax_config import (
     compiled_programs,
     configure_compile_cache,
@@ -430,9 +430,10 @@ def test_nothing_is_left_of_a_file_that_could_not_be_written(
     def full(*args: Any, **kwargs: Any) -> Any:
         raise OSError(28, "No space left on device")
 
+    kept = compiled()
     with monkeypatch.context() as disk:
         disk.setattr(Path, "replace", full)
-        store.save(*compiled(), "step")
+        store.save(*kept, "step")
     assert not list(folder.iterdir())
 
 
@@ -473,7 +474,7 @@ def test_a_full_disk_and_a_program_that_cannot_be_stored_raise_nothing(
     def full(*args: Any, **kwargs: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(stored_programs.tempfile, "NamedTemporaryFile", full)
+    monkeypatch.setattr(folders.tempfile, "NamedTemporaryFile", full)
     store.save(*compiled(), "step")
     assert store.load("step") is None
 
