@@ -10,17 +10,32 @@ from collections.abc import Callable, Hashable, Iterable
 log = logging.getLogger("enginebay.background")
 
 
+INTERRUPT_EVERY_S = 0.2
+
+
+class EndedError(Exception):
+    """A job that ended early because it was interrupted."""
+
+
 class Background:
     """Runs jobs in order on one thread, from start() on. Any thread may call any method.
 
     The thread ends before its next job after stop(), and when the program ends. An error in a job
-    is logged and ends the thread; another start() runs this job again.
+    is logged and ends the thread; another start() runs this job again, and a job that raised
+    EndedError.
     """
 
-    def __init__(self, jobs: Iterable[Callable[[], object]] = (), name: str = "background") -> None:
-        """`name` is the name of the thread."""
+    def __init__(
+        self,
+        jobs: Iterable[Callable[[], object]] = (),
+        name: str = "background",
+        interrupt: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`name` is the name of the thread. stop() calls `interrupt`, which may make the running
+        job raise EndedError.
+        """
         self._jobs = collections.deque(jobs)
-        self._name = name
+        self._name, self._interrupt = name, interrupt
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -54,7 +69,9 @@ class Background:
             thread, self._thread = self._thread, None
             was_running = thread is not None and thread.is_alive()
             if thread is not None and thread is not threading.current_thread():
-                thread.join()
+                while thread.is_alive():  # again, because the job may only begin now
+                    self._interrupt()
+                    thread.join(INTERRUPT_EVERY_S)
             return was_running
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -70,6 +87,8 @@ class Background:
         while self._jobs and not stopping.is_set() and threading.main_thread().is_alive():
             try:
                 self._jobs[0]()
+            except EndedError:
+                return
             except BaseException:
                 log.exception("thread %s ends after an error", self._name)
                 return
@@ -79,9 +98,11 @@ class Background:
 class AfterRuns:
     """Does something for a key, on a thread of its own, after it has run `num_runs` times."""
 
-    def __init__(self, num_runs: int, name: str) -> None:
-        """`name` is the name of the threads."""
-        self._num_runs, self._name = num_runs, name
+    def __init__(
+        self, num_runs: int, name: str, interrupt: Callable[[], object] = lambda: None
+    ) -> None:
+        """`name` is the name of the threads; `interrupt` as for Background."""
+        self._num_runs, self._name, self._interrupt = num_runs, name, interrupt
         self._runs: collections.Counter[Hashable] = collections.Counter()
         self._started: list[Background] = []
 
@@ -94,7 +115,7 @@ class AfterRuns:
         before = self._runs[key]
         self._runs[key] += num_runs
         if before < self._num_runs <= self._runs[key]:
-            job = Background([make_job()], self._name)
+            job = Background([make_job()], self._name, self._interrupt)
             self._started.append(job)
             job.start()
 

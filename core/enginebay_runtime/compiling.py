@@ -25,6 +25,8 @@ import numpy as np
 
 from enginebay.contracts.cache import CacheLayout
 from enginebay.contracts.commands import DecodeInputs, PrefillInputs, VerifyInputs
+from enginebay.contracts.compilations import Compilations
+from enginebay.contracts.executor import EngineParts
 from enginebay.contracts.model import Weights
 from enginebay.contracts.step_key import Kind, StepKey
 from enginebay.jax_config import seen_entries
@@ -41,7 +43,7 @@ from enginebay_runtime.step import (
     decode_step,
     nothing_sampled,
 )
-from enginebay_runtime.stored_programs import trace_settings
+from enginebay_runtime.stored_programs import ProgramStore, trace_settings
 from enginebay_runtime.tables import max_changes
 from enginebay_runtime.verify import drafts_a_step, verify_step
 from enginebay_runtime.view import ExecutorView
@@ -247,17 +249,57 @@ class SharedPrograms:
         return mine.result()
 
 
-class StepCompiler:
-    """Lowers and compiles steps, and stores the programs where the executor looks them up.
+@dataclasses.dataclass(frozen=True)
+class StepShapes:
+    """What, besides the parts of an engine, the programs of its steps depend on: cache layouts, the
+    shapes of weights and state, tokens of one decode step, JAX's settings.
+    """
 
-    It copies what it needs of the executor when it is made: the parts, the layouts, the shapes of
-    weights and state. Later changes of the executor, such as the ops of an override or dropped
-    arrays, do not affect it. So it may be used on another thread.
+    layouts: Mapping[str, CacheLayout]
+    held: tuple[Any, Any]
+    max_steps: int
+    settings: tuple[tuple[str, str], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSource:
+    """What the steps of an executor are compiled from, and where their programs are stored. Later
+    changes of the executor, such as the ops of an override or dropped arrays, do not affect it.
+    """
+
+    parts: EngineParts
+    shapes: StepShapes
+    compilations: Compilations
+    store: ProgramStore | None = None
+    dump_folder: Path | None = None
+
+    @staticmethod
+    def of(executor: ExecutorView) -> StepSource:
+        """The present source of an executor."""
+        held = jax.tree.map(abstract_array, (executor.model_weights, executor.state))
+        shapes = StepShapes(dict(executor.layouts), held, executor.max_steps, trace_settings())
+        return StepSource(
+            executor.parts, shapes, executor.compilations, executor.store, executor.dump_folder
+        )
+
+    @property
+    def can_be_split(self) -> bool:
+        """Whether the steps have so many layers that small programs are compiled in a fraction of
+        the time of the whole step.
+        """
+        num_layers = sum(group.num_layers for group in self.parts.info.groups)
+        is_able = self.parts.placement.mesh is None and self.dump_folder is None
+        return is_able and num_layers >= MIN_LAYERS
+
+
+class StepCompiler:
+    """Lowers and compiles steps, and stores the programs where the executor looks them up. Any
+    thread may use it.
     """
 
     def __init__(
         self,
-        executor: ExecutorView,
+        source: StepSource,
         programs: CompiledPrograms,
         *,
         layered: bool = False,
@@ -267,17 +309,16 @@ class StepCompiler:
         makes a LayeredStep of each step that can be one. `one_sampler`: whether these prefills get
         only the program that samples one row.
         """
-        self._parts, self._placement = executor.parts, executor.placement
-        self._layouts = dict(executor.layouts)
-        self._max_steps, self._options = executor.max_steps, executor.compile_options
-        self._dump_folder, self._compilations = executor.dump_folder, executor.compilations
-        self._held = jax.tree.map(abstract_array, (executor.model_weights, executor.state))
-        self._store = executor.store
-        self._settings = trace_settings()
+        self._parts, self._placement = source.parts, source.parts.placement
+        self._shapes, self._layouts = source.shapes, source.shapes.layouts
+        self._held, self._max_steps = source.shapes.held, source.shapes.max_steps
+        self._options = dict(source.parts.platform.compile_options())
+        self._dump_folder, self._compilations = source.dump_folder, source.compilations
+        self._store = source.store
+        self.settings = trace_settings()
+        """JAX's settings, where the programs are traced."""
         self._programs = programs
-        num_layers = sum(group.num_layers for group in self._parts.info.groups)
-        is_able = self._placement.mesh is None and self._dump_folder is None
-        self._layered = layered and is_able and num_layers >= MIN_LAYERS
+        self._layered = layered and source.can_be_split
         self._one_sampler = one_sampler and self._layered
         self._shared = SharedPrograms()
 
@@ -304,14 +345,23 @@ class StepCompiler:
                     keep_and_join(part, program)
         compile_ahead(self.missing(keys), self.lower, self.compile, keep_and_join)
 
-    def make_missing(self, key: StepKey, report: Callable[[StepKey], None]) -> None:
-        """Compile the program of a step, unless it was compiled meanwhile. XLA's work has a low
-        priority, so that steps which run at the same time come first.
+    def make_missing(
+        self,
+        key: StepKey,
+        report: Callable[[StepKey], None],
+        elsewhere: Callable[[StepShapes, StepKey], bool] | None = None,
+    ) -> None:
+        """Compile the program of a step, unless it was compiled meanwhile. `elsewhere`: what may
+        compile a part into the store, and returns whether it did. If it did not, XLA compiles here,
+        with a low priority, so that steps which run at the same time come first.
         """
-        self._settings = trace_settings()  # of this thread, which is another one
+        self.settings = trace_settings()  # of this thread, which is another one
+        shapes = dataclasses.replace(self._shapes, settings=self.settings)
         if self.missing([key]) or not is_whole(self._programs[program_name(key, self._layouts)]):
             for part in self.missing([key]):
                 program = self.load(part)
+                if program is None and elsewhere is not None and elsewhere(shapes, part):
+                    program = self.load(part)
                 if program is None:
                     lowered = self.lower(part)
                     # On a thread of its own: a thread cannot raise its priority again, and this
@@ -365,8 +415,7 @@ class StepCompiler:
         parts = self._parts
         own = (parts.returns_logits, parts.has_greedy, [name for name, _ in parts.processors])
         name = program_name(key, self._layouts)
-        settings = self._settings
-        return name, own, self._max_steps, self._options, self._held, settings
+        return name, own, self._max_steps, self._options, self._held, self.settings
 
     def load(self, part: StepKey) -> Any | None:
         """The program of a part that another process has stored, or None. Any thread may call

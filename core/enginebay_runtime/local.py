@@ -46,7 +46,8 @@ from enginebay.shadow_report import ShadowReport
 from enginebay.waits import waiting
 from enginebay.weights import merge_weights
 from enginebay_runtime.background import AfterRuns, Background
-from enginebay_runtime.compiling import StepCompiler, is_whole
+from enginebay_runtime.compile_process import CompileProcess
+from enginebay_runtime.compiling import StepCompiler, StepSource, is_whole
 from enginebay_runtime.launched import LaunchedStep
 from enginebay_runtime.pages import PageMover
 from enginebay_runtime.programs import (
@@ -110,7 +111,8 @@ class LocalExecutor(Executor):
         """Results of `choose` for the current layouts and parts."""
         self._scoping = Scoping(has_greedy=parts.has_greedy)
         self._background = Background()
-        self._layered_runs = AfterRuns(WHOLE_AFTER, "enginebay-compile")
+        self._process = CompileProcess(parts.config, parts.program_digest)
+        self._layered_runs = AfterRuns(WHOLE_AFTER, "enginebay-compile", self._process.interrupt)
         self._has_layered = False
         self._undo = list[Callable[[], None]]()
         self._writer = writer = RowWriter(self)
@@ -163,8 +165,9 @@ class LocalExecutor(Executor):
 
     def _making_whole(self, key: StepKey) -> Callable[[], None]:
         """Return what compiles the whole program of a step."""
-        compiler = StepCompiler(self, self._programs)
-        return functools.partial(compiler.make_missing, key, _counted(None, 0))
+        source = StepSource.of(self)
+        make = StepCompiler(source, self._programs).make_missing
+        return functools.partial(make, key, _counted(None, 0), self._process.of(source))
 
     def _open_store(self) -> ProgramStore | None:
         if self.parts.config.compile_cache == "off":
@@ -211,6 +214,8 @@ class LocalExecutor(Executor):
     def close(self) -> None:
         """Free weights, cache and programs."""
         self._layered_runs.stop()
+        self._background.stop()
+        self._process.close()
         self._state, self.model_weights = None, {}
         self._programs.clear()
         self._chosen.clear()
@@ -267,7 +272,8 @@ class LocalExecutor(Executor):
         keys = _warmed(keys, self.parts.config)
         missing = [key for key in keys if self._lacks(key)]
         try:
-            StepCompiler(self, self._programs).make_all(missing, _counted(progress, len(missing)))
+            compiler = StepCompiler(StepSource.of(self), self._programs)
+            compiler.make_all(missing, _counted(progress, len(missing)))
         finally:
             if was_running:  # to compile the rest; without a swap of ops there is none
                 self._background.start()
@@ -299,15 +305,17 @@ class LocalExecutor(Executor):
         serving_all = set(covering(keys))
         missing = [key for key in keys if program_name(key, self.layouts) not in self._programs]
         report = _counted(progress, len(missing))
-        layered = StepCompiler(self, self._programs, layered=True, one_sampler=True)
+        source = StepSource.of(self)
+        layered = StepCompiler(source, self._programs, layered=True, one_sampler=True)
         layered.make_all([key for key in missing if key in first], report)
-        whole = StepCompiler(self, self._programs)
+        make = StepCompiler(source, self._programs).make_missing
         others = [key for key in missing if key not in first]
         others.sort(key=lambda key: (key not in serving_all, *cost(key), key.full_vocab))
         there = [key for key in keys if key not in others and self._lacks(key)]
-        jobs = [functools.partial(whole.make_missing, key, _counted(None, 0)) for key in there]
-        jobs += [functools.partial(whole.make_missing, key, report) for key in others]
-        self._background = Background(jobs, "enginebay-compile")
+        elsewhere, uncounted = self._process.of(source), _counted(None, 0)
+        jobs = [functools.partial(make, key, uncounted, elsewhere) for key in there]
+        jobs += [functools.partial(make, key, report, elsewhere) for key in others]
+        self._background = Background(jobs, "enginebay-compile", self._process.interrupt)
         return self._background
 
     def _lacks(self, key: StepKey) -> bool:
@@ -343,7 +351,7 @@ class LocalExecutor(Executor):
                     "Call warmup() first, or set forbid_compiling = false.",
                 )
             )
-        compiler = StepCompiler(self, self._programs, layered=True)
+        compiler = StepCompiler(StepSource.of(self), self._programs, layered=True)
         with waiting(f"compiling {key}, for {self.title}"):
             for part in compiler.missing([key]):
                 program = compiler.load(part)

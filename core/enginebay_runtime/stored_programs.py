@@ -88,9 +88,14 @@ class ProgramStore:
         if self._replaced is not None:
             log.debug("stored programs are not used: %s was replaced", self._replaced)
 
+    @property
+    def is_used(self) -> bool:
+        """Whether this process loads and stores programs."""
+        return self._replaced is None
+
     def load(self, *names: object) -> Any | None:
         """The program with these names, or None. A name's repr tells it from all others."""
-        if self._replaced is not None:
+        if not self.is_used:
             return None
         path = self._path(names)
         try:
@@ -134,7 +139,7 @@ class ProgramStore:
         """Store a compiled program, or a LayeredStep, under these names. `entries`: the content of
         the entry in JAX's compilation cache of each of its programs.
         """
-        if self._replaced is not None:
+        if not self.is_used:
             return
         path = self._path(names)
         try:

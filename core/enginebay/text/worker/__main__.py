@@ -43,7 +43,8 @@ def serve_jobs(requests: BinaryIO, answers: BinaryIO) -> None:
     except UnsupportedError as error:
         _send(answers, frame({"unsupported": str(error)}))
         return
-    _limit_memory(first["memory_bytes"])
+    if first["memory_bytes"] is not None:
+        _limit_memory(first["memory_bytes"])
     _send(answers, frame({"ready": True}))
     limited_s = -CPU_LIMIT_AGE_S
     with contextlib.suppress(EOFError):

@@ -44,11 +44,11 @@ Limit = Literal["time", "memory", "stack", "depth"]
 @dataclasses.dataclass(frozen=True, slots=True)
 class WorkerLimits:
     """The limits of one request: seconds of wall time, and bytes in addition to those of the idle
-    process.
+    process. Without `memory_bytes` there is no limit on memory or on files.
     """
 
     time_s: float
-    memory_bytes: int
+    memory_bytes: int | None
     stack_bytes: int
 
 
@@ -178,7 +178,7 @@ class LimitedWorker:
         cannot start.
         """
         with self._lock:
-            if self._process is None or not self._process.is_alive:
+            if not self.is_alive:
                 self._replace()
 
     def close(self) -> None:
@@ -194,6 +194,12 @@ class LimitedWorker:
         if process is not None:
             self._is_interrupted = True
             process.kill()
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether there is a process that runs."""
+        process = self._process
+        return process is not None and process.is_alive
 
     @property
     def pid(self) -> int | None:

@@ -1,0 +1,110 @@
+"""CompileProcess: a process of low priority that compiles steps into the program store.
+
+XLA compiles with the threads of its client, which also run the steps, and tracing holds Python's
+lock. So steps that are compiled beside requests are traced and compiled in another process, and
+this one loads them from the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from enginebay.config import EngineConfig
+from enginebay.contracts.step_key import StepKey
+from enginebay.errors import EnginebayError
+from enginebay.text.worker.process import LimitedWorker, LimitError, WorkerError, WorkerLimits
+from enginebay_runtime.background import EndedError
+from enginebay_runtime.compile_worker import encoded
+from enginebay_runtime.compiling import StepShapes, StepSource
+
+log = logging.getLogger("enginebay_runtime")
+
+TARGET = "enginebay_runtime.compile_worker:make_worker"
+"""What makes the function that answers in the process."""
+
+LIMITS = WorkerLimits(time_s=1800.0, memory_bytes=None, stack_bytes=64 << 20)
+"""For one step. XLA's compiler needs a deep stack for large programs."""
+
+POLL_S = 0.2
+"""After this time a waiting thread looks whether the program ends."""
+
+
+class CompileProcess:
+    """Compiles the steps of one engine elsewhere. The first step starts the process. Any thread may
+    call any method; one thread at a time calls `compile`.
+    """
+
+    def __init__(self, config: EngineConfig, program_digest: str) -> None:
+        """`config`: the resolved configuration, from which the process makes the same parts;
+        `program_digest` tells whether they are the same.
+        """
+        settings = {"config": config.model_dump_json(), "digest": program_digest}
+        self._digest = program_digest
+        self._worker = LimitedWorker(TARGET, settings, LIMITS)
+        self._interrupted = threading.Event()
+        self._is_able = True
+
+    def of(self, source: StepSource) -> Callable[[StepShapes, StepKey], bool] | None:
+        """What compiles the steps of a source here; None where this process must: its parts were
+        replaced, its programs are not stored, they compile as fast as a process starts, or another
+        process cannot use the device.
+        """
+        parts, store = source.parts, source.store
+        is_able = (
+            store is not None
+            and store.is_used
+            and source.can_be_split
+            and parts.shadow is None
+            and parts.program_digest == self._digest
+            and {device.platform for device in parts.placement.devices} == {"cpu"}
+        )
+        return self.compile if is_able else None
+
+    def compile(self, shapes: StepShapes, part: StepKey) -> bool:
+        """Compile a part of a step into the store. Returns whether it is there now; False when the
+        process cannot make it, so that this one must.
+
+        EndedError after `interrupt`, and when the program ends.
+        """
+        if not self._is_able:
+            return False
+        self._interrupted.clear()
+        try:
+            self._worker.start()
+            if not self._worker.post(encoded(shapes, part), LIMITS.time_s):
+                raise WorkerError("it does not read")
+            while not self._worker.has_answer(POLL_S):
+                self._check_end()
+                if not self._worker.is_alive:
+                    break
+            reason = bytes(self._worker.take()).decode()
+        except (LimitError, WorkerError, EnginebayError, OSError) as error:
+            self._check_end()
+            reason = f"{type(error).__name__}: {error}"
+        if reason:
+            log.debug("the compile process cannot make %s: %s", part, reason)
+            self._is_able = False
+            self._worker.close()
+        return not reason
+
+    @property
+    def pid(self) -> int | None:
+        """The number of the process; None when there is none."""
+        return self._worker.pid
+
+    def interrupt(self) -> None:
+        """End the process. A later `compile` starts another one."""
+        self._interrupted.set()
+        self._worker.interrupt()
+
+    def close(self) -> None:
+        """End the process, and wait for its end."""
+        self.interrupt()
+        self._worker.close()
+
+    def _check_end(self) -> None:
+        if self._interrupted.is_set() or not threading.main_thread().is_alive():
+            self._worker.close()
+            raise EndedError("the compilation was interrupted")

@@ -1,0 +1,151 @@
+"""Steps beside requests are compiled by another process, which loses nothing when it dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from enginebay.config import EngineConfig
+from enginebay_runtime import compile_process
+from enginebay_runtime.background import Background, EndedError
+from enginebay_runtime.compile_process import CompileProcess
+from enginebay_runtime.layered import MIN_LAYERS
+from tests.brief import ROOT, TINY
+from tests.unit.checkpoints import model_of, random_tensors, write
+from tests.unit.serving import DEADLOCK_S
+
+SHAPES: Any = ("shapes", 1)
+PART: Any = "part"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("layers")
+    fields = {"num_hidden_layers": MIN_LAYERS, "vocab_size": 96}
+    write(folder, random_tensors(model_of(**fields)), **fields)
+    shutil.copy(Path(TINY) / "tokenizer.json", folder)
+    return folder
+
+
+def run(model: Path, folder: Path, mode: str) -> Any:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.unit.compiled_elsewhere", str(model), str(folder), mode],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        timeout=600,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.long
+def test_steps_beside_requests_are_compiled_elsewhere(model: Path, tmp_path: Path) -> None:
+    beside = run(model, tmp_path / "beside", "beside")
+    assert beside["events"] == {}, "this process traced or compiled a step"
+    assert beside["first"] == beside["tokens"]
+    assert is_gone(beside["pid"])
+    killed = run(model, tmp_path / "killed", "killed")
+    assert "compiled" in killed["events"], "what it had not made is compiled here"
+    assert killed["first"] == killed["tokens"] == beside["tokens"]
+    assert killed["programs"] == beside["programs"]
+    ended = run(model, tmp_path / "ended", "ended")
+    assert not ended["done"]
+    assert is_gone(ended["pid"])
+
+
+def config() -> EngineConfig:
+    return EngineConfig(model=str(TINY))
+
+
+class Never:
+    """Takes a step, and does not answer."""
+
+    def answer_bytes(self, request: bytes) -> bytes:
+        threading.Event().wait()
+        return request
+
+
+class Refuses:
+    """Can compile nothing."""
+
+    def answer_bytes(self, request: bytes) -> bytes:
+        return b"other parts"
+
+
+def never(_: Any) -> Never:
+    return Never()
+
+
+def refuses(_: Any) -> Refuses:
+    return Refuses()
+
+
+def test_a_step_that_is_interrupted_is_compiled_after_another_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compile_process, "TARGET", f"{__name__}:never")
+    process = CompileProcess(config(), "digest")
+    monkeypatch.setattr(compile_process, "POLL_S", 0.01)
+    ran: list[str] = []
+    begun = threading.Event()
+
+    def job() -> None:
+        begun.set()
+        if ran:
+            ran.append("again")
+            return
+        ran.append("first")
+        process.compile(SHAPES, PART)
+
+    background = Background([job], interrupt=process.interrupt)
+    background.start()
+    assert begun.wait(DEADLOCK_S)
+    assert background.stop()
+    assert not background.is_done
+    assert process.pid is None
+    background.start()
+    assert background.wait(DEADLOCK_S)
+    assert ran == ["first", "again"]
+
+
+def test_a_process_ends_with_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_process, "TARGET", f"{__name__}:never")
+    monkeypatch.setattr(compile_process, "POLL_S", 0.01)
+    process = CompileProcess(config(), "digest")
+    ended = threading.Thread()
+    monkeypatch.setattr(threading, "main_thread", lambda: ended)
+    with pytest.raises(EndedError):
+        process.compile(SHAPES, PART)
+    assert process.pid is None
+
+
+@pytest.mark.parametrize("target", ["refuses", "missing"])
+def test_a_process_that_cannot_compile_is_not_asked_again(
+    target: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compile_process, "TARGET", f"{__name__}:{target}")
+    process = CompileProcess(config(), "digest")
+    with caplog.at_level("DEBUG", "enginebay_runtime"):
+        assert not process.compile(SHAPES, PART)
+    assert "the compile process cannot make part" in caplog.text
+    assert process.pid is None
+    assert not process.compile(SHAPES, PART)
+    assert process.pid is None, "it is not started again"
