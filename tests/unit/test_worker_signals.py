@@ -21,7 +21,7 @@ from enginebay.errors import StoppedError
 from enginebay.grammar import Structure
 from enginebay.text.guides.guarded import GuardedLibrary
 from enginebay.text.tokenizer import TextTokenizer
-from enginebay.text.worker.process import KilledError, LimitedWorker, WorkerLimits
+from enginebay.text.worker.process import CAN_PAUSE, KilledError, LimitedWorker, WorkerLimits
 from tests.unit.serving import DEADLOCK_S
 from tests.unit.test_chat_templates import byte_level
 from tests.unit.test_mask_limits import SETTINGS
@@ -36,6 +36,8 @@ worker = LimitedWorker("tests.unit.worker_tasks:Tasks", {"base": 3}, limits)
 worker.start()
 if sys.argv[1] == "busy":
     threading.Thread(target=worker.ask, args=({"do": "sleep"},), daemon=True).start()
+if sys.argv[1] == "paused":
+    worker.pause()
 print(worker.pid, flush=True)
 signal.pause()
 """
@@ -59,7 +61,20 @@ def test_a_worker_serves_on_after_the_signal_of_a_stop(
     assert worker.pid == before
 
 
-@pytest.mark.parametrize("work", ["idle", "busy"])
+def test_a_paused_worker_answers_the_next_request(worker: LimitedWorker) -> None:
+    worker.pause()
+    worker.pause()
+    assert _state_of(int(worker.pid or 0)) in ("T", "t") or not CAN_PAUSE
+    assert worker.ask({"do": "add", "value": 4}) == 7
+    worker.pause()
+    worker.pause(is_paused=False)
+    assert worker.ask({"do": "add", "value": 4}) == 7
+    worker.pause()
+    worker.close()
+    assert worker.pid is None
+
+
+@pytest.mark.parametrize("work", ["idle", "busy", "paused"])
 def test_a_worker_ends_when_its_parent_was_killed(work: str) -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, work],

@@ -12,6 +12,7 @@ any time. Only `enginebay.text.worker.process` talks to it, and the process neve
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib
 import os
 import resource
@@ -105,6 +106,16 @@ def _limit(which: int, value: int) -> None:
         )
 
 
+def _go_on_with_pipe(pipe: int) -> None:
+    """Let the system continue this process, if it is stopped, when the other side of a pipe is
+    written to or closed. Only Linux can.
+    """
+    if hasattr(fcntl, "F_SETSIG"):
+        fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
+        fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGCONT)
+        fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+
+
 def main(stack_bytes: int) -> None:
     """Serve in a thread with this stack size, and end with the parent, however it ends. Other
     output goes to stderr, because stdout carries the answers.
@@ -116,6 +127,7 @@ def main(stack_bytes: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    _go_on_with_pipe(requests.fileno())
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     threading.stack_size(stack_bytes)

@@ -32,6 +32,9 @@ START_LIMIT_S = 120.0
 PIPE_BYTES = 1 << 20
 """Size of the pipe for answers; the masks of one step fit into it."""
 
+CAN_PAUSE = hasattr(fcntl, "F_SETSIG")
+"""Whether a process that is stopped goes on when its parent ends, as on Linux."""
+
 OUTSIDE_SIGNALS = {
     -number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 }
@@ -178,7 +181,7 @@ class LimitedWorker:
         cannot start.
         """
         with self._lock:
-            if not self.is_alive:
+            if self.pid is None:
                 self._replace()
 
     def close(self) -> None:
@@ -195,17 +198,19 @@ class LimitedWorker:
             self._is_interrupted = True
             process.kill()
 
-    @property
-    def is_alive(self) -> bool:
-        """Return whether there is a process that runs."""
+    def pause(self, *, is_paused: bool = True) -> None:
+        """Stop the process where it is, or let it go on. It also goes on for a request, and at the
+        end of this process. Does nothing where the system cannot do that.
+        """
         process = self._process
-        return process is not None and process.is_alive
+        if process is not None and CAN_PAUSE:
+            process.signal(signal.SIGSTOP if is_paused else signal.SIGCONT)
 
     @property
     def pid(self) -> int | None:
-        """Return the id of the process, or None when there is none."""
+        """Return the id of the process, or None when none runs."""
         process = self._process
-        return None if process is None else process.pid
+        return process.pid if process is not None and process.is_alive else None
 
     def _replace(self) -> _Process:
         self._end()
@@ -277,7 +282,10 @@ class _Process:
     def kill(self) -> None:
         """Kill the process; the thread that may be reading its pipes closes them."""
         self._is_killed = True
-        _kill_group(self._popen)
+        _signal_group(self._popen, signal.SIGKILL)
+
+    def signal(self, number: int) -> None:
+        _signal_group(self._popen, number)
 
     def exchange(self, message: bytes, time_s: float) -> dict[str, Any]:
         """Return the outcome of a request. After LimitError and WorkerError, the caller must end
@@ -376,14 +384,14 @@ def _wait(pipe: int, event: int, deadline_s: float, poll: select.poll | None = N
 
 def _kill(popen: subprocess.Popen[bytes], said: IO[bytes]) -> None:
     """Kill a process and all its children, and close its pipes."""
-    _kill_group(popen)
+    _signal_group(popen, signal.SIGKILL)
     popen.wait()
     for pipe in (popen.stdin, popen.stdout, said):
         if pipe is not None:
             pipe.close()
 
 
-def _kill_group(popen: subprocess.Popen[bytes]) -> None:
+def _signal_group(popen: subprocess.Popen[bytes], number: int) -> None:
     if popen.poll() is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(popen.pid, signal.SIGKILL)
+            os.killpg(popen.pid, number)
