@@ -8,7 +8,9 @@ this one loads them from the store.
 from __future__ import annotations
 
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 
 from enginebay.config import EngineConfig
@@ -17,7 +19,7 @@ from enginebay.errors import EnginebayError
 from enginebay.text.worker.process import LimitedWorker, LimitError, WorkerError, WorkerLimits
 from enginebay_runtime.background import EndedError
 from enginebay_runtime.compile_worker import encoded
-from enginebay_runtime.compiling import StepShapes, StepSource
+from enginebay_runtime.compiling import CompileElsewhere, StepShapes, StepSource
 
 log = logging.getLogger("enginebay_runtime")
 
@@ -27,8 +29,13 @@ TARGET = "enginebay_runtime.compile_worker:make_worker"
 LIMITS = WorkerLimits(time_s=1800.0, memory_bytes=None, stack_bytes=64 << 20)
 """For one step. XLA's compiler needs a deep stack for large programs."""
 
-POLL_S = 0.2
-"""After this time a waiting thread looks whether the program ends."""
+POLL_S = 0.02
+"""After this time a waiting thread looks whether steps run, or the program ends."""
+
+PAUSE_S, RUN_S = 1.0, 0.2
+"""Beside steps that run without a pause, the process stops for the first time and runs for the
+second. Even at a low priority it would slow them down by half.
+"""
 
 
 class CompileProcess:
@@ -36,17 +43,20 @@ class CompileProcess:
     call any method; one thread at a time calls `compile`.
     """
 
-    def __init__(self, config: EngineConfig, program_digest: str) -> None:
+    def __init__(
+        self, config: EngineConfig, program_digest: str, is_busy: Callable[[], bool]
+    ) -> None:
         """`config`: the resolved configuration, from which the process makes the same parts;
-        `program_digest` tells whether they are the same.
+        `program_digest` tells whether they are the same. `is_busy`: whether steps run now.
         """
         settings = {"config": config.model_dump_json(), "digest": program_digest}
         self._digest = program_digest
         self._worker = LimitedWorker(TARGET, settings, LIMITS)
+        self._is_busy = is_busy
         self._interrupted = threading.Event()
         self._is_able = True
 
-    def of(self, source: StepSource) -> Callable[[StepShapes, StepKey], bool] | None:
+    def of(self, source: StepSource) -> CompileElsewhere | None:
         """What compiles the steps of a source here; None where this process must: its parts were
         replaced, its programs are not stored, they compile as fast as a process starts, or another
         process cannot use the device.
@@ -58,7 +68,7 @@ class CompileProcess:
             and source.can_be_split
             and parts.shadow is None
             and parts.program_digest == self._digest
-            and {device.platform for device in parts.placement.devices} == {"cpu"}
+            and source.is_host
         )
         return self.compile if is_able else None
 
@@ -75,10 +85,7 @@ class CompileProcess:
             self._worker.start()
             if not self._worker.post(encoded(shapes, part), LIMITS.time_s):
                 raise WorkerError("it does not read")
-            while not self._worker.has_answer(POLL_S):
-                self._check_end()
-                if not self._worker.is_alive:
-                    break
+            self._wait()
             reason = bytes(self._worker.take()).decode()
         except (LimitError, WorkerError, EnginebayError, OSError) as error:
             self._check_end()
@@ -88,6 +95,19 @@ class CompileProcess:
             self._is_able = False
             self._worker.close()
         return not reason
+
+    def _wait(self) -> None:
+        """Wait for the answer, or the end of the process, which makes way for steps."""
+        is_paused, since_s = False, -math.inf
+        while not self._worker.has_answer(POLL_S) and self._worker.pid is not None:
+            self._check_end()
+            now_s = time.monotonic()
+            if is_paused and (not self._is_busy() or now_s - since_s > PAUSE_S):
+                self._worker.pause(is_paused=False)
+                is_paused, since_s = False, now_s
+            elif not is_paused and self._is_busy() and now_s - since_s > RUN_S:
+                self._worker.pause()
+                is_paused, since_s = True, now_s
 
     @property
     def pid(self) -> int | None:

@@ -198,11 +198,11 @@ class Prefill:
         return state, Sampled(new.tokens, new.logprobs, sampled.logits, full, sampled.hidden)
 
 
-def is_whole(program: Callable[..., Any]) -> bool:
-    """Whether no part of a step's program is a LayeredStep."""
+def is_final(program: Callable[..., Any]) -> bool:
+    """Whether no part of a step's program is a LayeredStep that the whole step is to replace."""
     if isinstance(program, Prefill):
-        return all(map(is_whole, (program.forward, *program.samplers.values())))
-    return not isinstance(program, LayeredStep)
+        return all(map(is_final, (program.forward, *program.samplers.values())))
+    return not isinstance(program, LayeredStep) or program.calls.is_final
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,13 +252,15 @@ class SharedPrograms:
 @dataclasses.dataclass(frozen=True)
 class StepShapes:
     """What, besides the parts of an engine, the programs of its steps depend on: cache layouts, the
-    shapes of weights and state, tokens of one decode step, JAX's settings.
+    shapes of weights and state, tokens of one decode step, JAX's settings, and whether they become
+    LayeredSteps.
     """
 
     layouts: Mapping[str, CacheLayout]
     held: tuple[Any, Any]
     max_steps: int
     settings: tuple[tuple[str, str], ...]
+    layered: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -283,6 +285,11 @@ class StepSource:
         )
 
     @property
+    def is_host(self) -> bool:
+        """Whether the steps run on the processors that also run Python."""
+        return {device.platform for device in self.parts.placement.devices} == {"cpu"}
+
+    @property
     def can_be_split(self) -> bool:
         """Whether the steps have so many layers that small programs are compiled in a fraction of
         the time of the whole step.
@@ -290,6 +297,16 @@ class StepSource:
         num_layers = sum(group.num_layers for group in self.parts.info.groups)
         is_able = self.parts.placement.mesh is None and self.dump_folder is None
         return is_able and num_layers >= MIN_LAYERS
+
+    def splits(self, kind: Kind, *, layered: bool = False) -> bool:
+        """Whether a step becomes a LayeredStep: if `layered`, or for good, because calls from
+        Python are nothing beside the work of a prefill.
+        """
+        return self.can_be_split and (layered or kind == "forward")
+
+
+CompileElsewhere = Callable[[StepShapes, StepKey], bool]
+"""Compiles a part of a step into the store. Returns whether it did."""
 
 
 class StepCompiler:
@@ -306,8 +323,8 @@ class StepCompiler:
         one_sampler: bool = False,
     ) -> None:
         """`programs`: the executor's compiled programs, which this adds to. `layered`: whether it
-        makes a LayeredStep of each step that can be one. `one_sampler`: whether these prefills get
-        only the program that samples one row.
+        makes LayeredSteps also of steps that do not stay so. `one_sampler`: whether these prefills
+        get only the program that samples one row.
         """
         self._parts, self._placement = source.parts, source.parts.placement
         self._shapes, self._layouts = source.shapes, source.shapes.layouts
@@ -318,6 +335,7 @@ class StepCompiler:
         self.settings = trace_settings()
         """JAX's settings, where the programs are traced."""
         self._programs = programs
+        self._source = source
         self._layered = layered and source.can_be_split
         self._one_sampler = one_sampler and self._layered
         self._shared = SharedPrograms()
@@ -349,16 +367,17 @@ class StepCompiler:
         self,
         key: StepKey,
         report: Callable[[StepKey], None],
-        elsewhere: Callable[[StepShapes, StepKey], bool] | None = None,
+        elsewhere: CompileElsewhere | None = None,
     ) -> None:
-        """Compile the program of a step, unless it was compiled meanwhile. `elsewhere`: what may
-        compile a part into the store, and returns whether it did. If it did not, XLA compiles here,
-        with a low priority, so that steps which run at the same time come first.
+        """Compile the program of a step, unless it was compiled meanwhile. `elsewhere` may compile
+        it. If it does not, XLA compiles here, with a low priority, so that steps which run at the
+        same time come first.
         """
         self.settings = trace_settings()  # of this thread, which is another one
-        shapes = dataclasses.replace(self._shapes, settings=self.settings)
-        if self.missing([key]) or not is_whole(self._programs[program_name(key, self._layouts)]):
-            for part in self.missing([key]):
+        shapes = dataclasses.replace(self._shapes, settings=self.settings, layered=self._layered)
+        missing = self.missing([key])
+        if missing or not is_final(self._programs[program_name(key, self._layouts)]):
+            for part in missing:
                 program = self.load(part)
                 if program is None and elsewhere is not None and elsewhere(shapes, part):
                     program = self.load(part)
@@ -379,7 +398,7 @@ class StepCompiler:
         """
         parts = dict.fromkeys(part for key in keys for part in self._parts_of(key))
         have = {part: self._programs.get(program_name(part, self._layouts)) for part in parts}
-        return [p for p, at in have.items() if at is None or not (self._layered or is_whole(at))]
+        return [p for p, at in have.items() if at is None or not (self._layered or is_final(at))]
 
     def _parts_of(self, key: StepKey) -> tuple[StepKey, ...]:
         return parts_of(key)[:2] if self._one_sampler else parts_of(key)
@@ -425,7 +444,8 @@ class StepCompiler:
             return None
         name = self._stored_name(part)
         with self._compilations.timed():
-            found = self._store.load(*name, True) if self._layered else None
+            splits = self._source.splits(part.kind, layered=self._layered)
+            found = self._store.load(*name, True) if splits else None
             return self._store.load(*name, False) if found is None else found
 
     def keep(self, part: StepKey, program: Any) -> None:
@@ -438,18 +458,22 @@ class StepCompiler:
         held, args = self._arguments(key)
         options: dict[str, Any] = {}
         is_decode = key.kind in ("decode", "compact")
+        splits = self._source.splits(key.kind, layered=self._layered)
         if is_decode:
             options["max_steps"] = 1 if key.full_vocab else self._max_steps
         step, sampled, more = STEPS[key.kind], None, tuple[Any, ...]()
         with self._compilations.timed():
-            if self._layered and is_decode:  # one token at a time
+            if splits and is_decode:  # one token at a time
                 shape = key.bucket.seqs, options["max_steps"]
                 sampled = jax.eval_shape(lambda: nothing_sampled(self._parts, key, shape))
                 step, more = decode_step, (jax.ShapeDtypeStruct((), jnp.int32), sampled)
             traced = self._jitted(step, key, held, options).trace(self._held[0], held, *args, *more)
-            found = split_step(traced, sampled) if self._layered else None
+            found = split_step(traced, sampled) if splits else None
             if found is not None:
                 calls, pieces = found
+                # On a CPU, a thread that calls takes time from those that compute.
+                waits, final = self._source.is_host and is_decode, self._source.splits(key.kind)
+                calls = dataclasses.replace(calls, waits=waits, is_final=final)
                 return Lowered([piece.lower() for piece in pieces], calls)
             if more:
                 jitted = self._jitted(STEPS[key.kind], key, held, options)

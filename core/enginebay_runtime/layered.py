@@ -1,14 +1,16 @@
-"""LayeredStep: a step as several small programs, of which layers that are alike share one.
+"""LayeredStep: a step as several small programs, of which groups of equal layers share one.
 
-It compiles and loads in a fraction of the time of the whole step, and computes the same. But each
-layer is a call from Python, so the program of the whole step takes its place later.
+It compiles and loads in a fraction of the time and of the memory of the whole step, and computes
+the same. Each group of layers is a call from Python. Beside the work of a prefill that is nothing;
+a decode step is so short that the program of the whole step takes its place later.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -39,6 +41,8 @@ class ProgramCalls:
     """The calls of a step in order. Their values are in numbered slots: first the arguments of the
     step, then `constants`. `results`: the slots of the step's results. `sampled`: of
     one step of a decode, the shapes of the results that it gets from the step before it.
+    `is_final`: whether the program of the whole step is not to take its place. `waits`: whether
+    each call waits for the one before it.
     """
 
     calls: tuple[ProgramCall, ...]
@@ -47,6 +51,8 @@ class ProgramCalls:
     num_slots: int
     out_tree: Any
     sampled: Any = None
+    is_final: bool = False
+    waits: bool = False
 
 
 @dataclasses.dataclass
@@ -85,7 +91,10 @@ class LayeredStep:
     def _run(self, *arguments: Any) -> Any:
         slots: list[Any] = [*jax.tree.leaves(arguments), *self.calls.constants]
         slots += [None] * (self.calls.num_slots - len(slots))
+        values: Sequence[Any] = ()
         for call in self.calls.calls:
+            if self.calls.waits:
+                jax.block_until_ready(values)
             values = self.programs[call.program](*[slots[i] for i in call.arguments])
             for i in call.freed:
                 slots[i] = None
@@ -104,6 +113,9 @@ def split_step(traced: Any, sampled: Any = None) -> tuple[ProgramCalls, list[Ste
 
 MIN_LAYERS = 8
 """The program of a whole step with fewer layers compiles nearly as fast as its parts."""
+
+MAX_LAYER_CALLS = 8
+"""How many calls the layers of a step may be. A call takes about 0.2 ms on a CPU."""
 
 
 class _Split:
@@ -130,12 +142,11 @@ class _Split:
         for var in (*self._jaxpr.invars, *self._jaxpr.constvars, *map(id, literals)):
             self._slots[var] = len(self._slots)
         pieces: list[StepPiece] = []
-        numbers: dict[int, int] = {}  # of pieces, by the function that they call
+        numbers: dict[Hashable, int] = {}  # of pieces, by what they compute
         calls: list[ProgramCall] = []
         for number, equations in enumerate(self._pieces):
             function, takes, gives = self._function(equations, number)
-            first = equations[0]
-            same = id(first.params["jaxpr"] if _is_shared(first) else equations)
+            same = _form(equations, takes, gives) if _is_shared(equations[0]) else number
             if same not in numbers:
                 numbers[same] = len(pieces)
                 shapes = tuple(jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in takes)
@@ -156,8 +167,9 @@ class _Split:
     ) -> tuple[Callable[..., Any], list[Any], list[Any]]:
         """The function of a piece, what it takes and what it gives."""
         first = equations[0]
-        if _is_shared(first):
+        if _is_shared(first) and len(equations) == 1:
             return _named(first.params["jaxpr"], first.params["name"]), first.invars, first.outvars
+        name = "enginebay_layers" if _is_shared(first) else "enginebay_between_layers"
         takes = _read(equations)
         made = [out for equation in equations for out in equation.outvars]
         gives = [out for out in made if self._last.get(out, number) > number]
@@ -168,7 +180,7 @@ class _Split:
             eqns=equations,
             debug_info=self._jaxpr.debug_info.with_unknown_names(),
         )
-        return _named(ClosedJaxpr(own, ()), "enginebay_between_layers"), takes, gives
+        return _named(ClosedJaxpr(own, ()), name), takes, gives
 
     def _call(self, program: int, number: int, takes: list[Any], gives: list[Any]) -> ProgramCall:
         count = collections.Counter(takes)
@@ -194,18 +206,54 @@ def _is_shared(equation: Any) -> bool:
 
 
 def _pieces(equations: Sequence[Any]) -> Iterator[list[Any]]:
-    """Yield all equations in order: each shared call alone, and what is between two of them."""
-    between: list[Any] = []
-    for equation in equations:
-        if not _is_shared(equation):
-            between.append(equation)
-            continue
-        if between:
-            yield between
-        yield [equation]
-        between = []
-    if between:
-        yield between
+    """Yield all equations in order: groups of layers, another shared call alone, and what is
+    between two of them.
+    """
+    for kind, found in itertools.groupby(equations, _kind):
+        run = list(found)
+        if kind == LAYER_CALL:
+            yield from _groups(run)
+        elif kind is None:
+            yield run
+        else:
+            yield from ([one] for one in run)
+
+
+def _kind(equation: Any) -> str | None:
+    """The name of a call that becomes a program of its own; None for another equation."""
+    return equation.params["name"] if _is_shared(equation) else None
+
+
+def _groups(layers: Sequence[Any]) -> list[list[Any]]:
+    """Cut consecutive layers into at most MAX_LAYER_CALLS groups, in such a way that the different
+    groups have as few layers as possible, because each of them is compiled once.
+    """
+
+    def cut(size: int, first: int) -> list[list[Any]]:
+        starts = [0, *range(first, len(layers), size)] if first else range(0, len(layers), size)
+        ends = [*starts[1:], len(layers)]
+        return [list(layers[a:b]) for a, b in zip(starts, ends, strict=True)]
+
+    def cost(groups: Sequence[Sequence[Any]]) -> tuple[int, int]:
+        forms = {tuple(id(layer.params["jaxpr"]) for layer in group) for group in groups}
+        return sum(map(len, forms)), len(groups)
+
+    smallest = -(-len(layers) // MAX_LAYER_CALLS)
+    found = [cut(n, first) for n in range(smallest, len(layers) + 1) for first in range(n)]
+    return min((each for each in found if len(each) <= MAX_LAYER_CALLS), key=cost)
+
+
+def _form(equations: Sequence[Any], takes: Sequence[Any], gives: Sequence[Any]) -> Hashable:
+    """What two groups of calls have in common that compute the same: the functions, and which of
+    their values go where.
+    """
+    numbers: dict[Any, int] = {}
+    for value in (*takes, *(out for equation in equations for out in equation.outvars)):
+        numbers.setdefault(value, len(numbers))
+    calls = tuple(
+        (id(e.params["jaxpr"]), *(numbers[value] for value in e.invars)) for e in equations
+    )
+    return calls, tuple(numbers[value] for value in gives)
 
 
 def _variables(values: Sequence[Any]) -> list[Any]:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
@@ -47,7 +49,7 @@ from enginebay.waits import waiting
 from enginebay.weights import merge_weights
 from enginebay_runtime.background import AfterRuns, Background
 from enginebay_runtime.compile_process import CompileProcess
-from enginebay_runtime.compiling import StepCompiler, StepSource, is_whole
+from enginebay_runtime.compiling import StepCompiler, StepSource, is_final
 from enginebay_runtime.launched import LaunchedStep
 from enginebay_runtime.pages import PageMover
 from enginebay_runtime.programs import (
@@ -76,6 +78,9 @@ WHOLE_AFTER = 256
 """After how many decoded tokens of all rows a LayeredStep, outside a warm-up, is replaced by the
 whole step. A process that ends waits for the compiler, which takes longer than a short answer.
 """
+
+BUSY_S = 0.3
+"""How long after the launch of a step others are expected."""
 
 PREFILL_COST = 64
 """As how many tokens a run of another LayeredStep counts."""
@@ -111,9 +116,9 @@ class LocalExecutor(Executor):
         """Results of `choose` for the current layouts and parts."""
         self._scoping = Scoping(has_greedy=parts.has_greedy)
         self._background = Background()
-        self._process = CompileProcess(parts.config, parts.program_digest)
+        self._process = CompileProcess(parts.config, parts.program_digest, self._is_busy)
         self._layered_runs = AfterRuns(WHOLE_AFTER, "enginebay-compile", self._process.interrupt)
-        self._has_layered = False
+        self._has_layered, self._launched_s = False, -math.inf
         self._undo = list[Callable[[], None]]()
         self._writer = writer = RowWriter(self)
         self._mover = mover = PageMover(self)
@@ -153,15 +158,20 @@ class LocalExecutor(Executor):
             self.tables.note(few)
         if self.shadow is not None and _can_be_watched(command):
             self.shadow.watch(self, command, self._pages_of(command))
+        self._launched_s = time.monotonic()
         self._state, sampled = program(
             self.model_weights, self.state, self.tables.padded(few, num), command.inputs
         )
-        if self._has_layered and self._background.is_done and not is_whole(program):
+        if self._has_layered and self._background.is_done and not is_final(program):
             inputs, num = command.inputs, PREFILL_COST
             if isinstance(inputs, DecodeInputs):
                 num = int(inputs.num_steps) * key.bucket.seqs
             self._layered_runs.count(key, functools.partial(self._making_whole, key), num)
         return cast("Result", LaunchedStep(sampled, command))
+
+    def _is_busy(self) -> bool:
+        """Whether a step was launched a moment ago."""
+        return time.monotonic() - self._launched_s < BUSY_S
 
     def _making_whole(self, key: StepKey) -> Callable[[], None]:
         """Return what compiles the whole program of a step."""
@@ -291,9 +301,9 @@ class LocalExecutor(Executor):
         self, keys: Sequence[StepKey], progress: Report | None = None
     ) -> Background:
         """Compile the programs of `first_steps`, as LayeredSteps where they can be, and those that
-        write rows. Returns a Background that compiles the others after its start(): first the whole
-        programs of these steps, then those that serve every step, then the others by increasing
-        cost.
+        write rows. Returns a Background that compiles the others after its start(): first decode
+        steps of all rows as LayeredSteps, then the whole programs of the first steps, then those
+        that serve every step, then the others by increasing cost.
 
         Until the others are compiled, `choose` finds a larger program for each step that one
         `serves`. `progress` counts all programs; for the others it is called on their thread.
@@ -313,7 +323,11 @@ class LocalExecutor(Executor):
         others.sort(key=lambda key: (key not in serving_all, *cost(key), key.full_vocab))
         there = [key for key in keys if key not in others and self._lacks(key)]
         elsewhere, uncounted = self._process.of(source), _counted(None, 0)
-        jobs = [functools.partial(make, key, uncounted, elsewhere) for key in there]
+        for_all = [key for key in others if key in serving_all and key.kind != "prefill"]
+        jobs = [
+            functools.partial(layered.make_missing, key, uncounted, elsewhere) for key in for_all
+        ]
+        jobs += [functools.partial(make, key, uncounted, elsewhere) for key in there]
         jobs += [functools.partial(make, key, report, elsewhere) for key in others]
         self._background = Background(jobs, "enginebay-compile", self._process.interrupt)
         return self._background
@@ -322,7 +336,7 @@ class LocalExecutor(Executor):
         """Whether a program of the whole step is not compiled."""
         names = [program_name(one, self.layouts) for one in (key, *parts_of(key))]
         programs = [self._programs.get(name) for name in names]
-        return not all(program is not None and is_whole(program) for program in programs)
+        return not all(program is not None and is_final(program) for program in programs)
 
     def _at_hand(self, key: StepKey) -> StepKey | None:
         """The smallest compiled program that serves a step in all its variants, while others are
@@ -359,7 +373,7 @@ class LocalExecutor(Executor):
                     program = compiler.compile(part, compiler.lower(part))
                 compiler.keep(part, program)
             joined = compiler.joined(key)
-        self._has_layered |= not is_whole(joined)
+        self._has_layered |= not is_final(joined)
         return joined
 
     def _pages_of(self, step: Step) -> Mapping[str, Any]:

@@ -58,7 +58,7 @@ _STARTED_NS = time.time_ns()
 """When this process began. A source file that is newer may differ from what was imported."""
 
 _SAVES = itertools.count()
-_MAGIC = b"enginebay program 3\n"
+_MAGIC = b"enginebay program 4\n"
 _SUFFIX = ".program"
 _DIGEST_BYTES = 32
 _MAX_PART_AGE_S = 3600

@@ -8,12 +8,14 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from enginebay.config import EngineConfig
+from enginebay.text.worker.process import LimitedWorker
 from enginebay_runtime import compile_process
 from enginebay_runtime.background import Background, EndedError
 from enginebay_runtime.compile_process import CompileProcess
@@ -83,6 +85,16 @@ class Never:
         return request
 
 
+class Slow:
+    """Answers after a time of its own."""
+
+    def answer_bytes(self, request: bytes) -> bytes:
+        end_s = time.thread_time() + 0.1
+        while time.thread_time() < end_s:
+            pass
+        return b""
+
+
 class Refuses:
     """Can compile nothing."""
 
@@ -94,6 +106,10 @@ def never(_: Any) -> Never:
     return Never()
 
 
+def slow(_: Any) -> Slow:
+    return Slow()
+
+
 def refuses(_: Any) -> Refuses:
     return Refuses()
 
@@ -102,7 +118,7 @@ def test_a_step_that_is_interrupted_is_compiled_after_another_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compile_process, "TARGET", f"{__name__}:never")
-    process = CompileProcess(config(), "digest")
+    process = CompileProcess(config(), "digest", lambda: False)
     monkeypatch.setattr(compile_process, "POLL_S", 0.01)
     ran: list[str] = []
     begun = threading.Event()
@@ -129,7 +145,7 @@ def test_a_step_that_is_interrupted_is_compiled_after_another_start(
 def test_a_process_ends_with_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_process, "TARGET", f"{__name__}:never")
     monkeypatch.setattr(compile_process, "POLL_S", 0.01)
-    process = CompileProcess(config(), "digest")
+    process = CompileProcess(config(), "digest", lambda: False)
     ended = threading.Thread()
     monkeypatch.setattr(threading, "main_thread", lambda: ended)
     with pytest.raises(EndedError):
@@ -137,12 +153,37 @@ def test_a_process_ends_with_the_program(monkeypatch: pytest.MonkeyPatch) -> Non
     assert process.pid is None
 
 
+def test_a_process_makes_way_for_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stops and goes on in turn while steps run, and ends its work all the same."""
+    monkeypatch.setattr(compile_process, "TARGET", f"{__name__}:slow")
+    monkeypatch.setattr(compile_process, "POLL_S", 0.005)
+    monkeypatch.setattr(compile_process, "PAUSE_S", 0.01)
+    monkeypatch.setattr(compile_process, "RUN_S", 0.005)
+    said: list[bool] = []
+    pause = LimitedWorker.pause
+
+    def told(worker: LimitedWorker, *, is_paused: bool = True) -> None:
+        said.append(is_paused)
+        pause(worker, is_paused=is_paused)
+
+    monkeypatch.setattr(LimitedWorker, "pause", told)
+    process = CompileProcess(config(), "digest", lambda: True)
+    assert process.compile(SHAPES, PART)
+    process.close()
+    assert said[:4] == [True, False] * 2
+    said.clear()
+    process = CompileProcess(config(), "digest", lambda: False)
+    assert process.compile(SHAPES, PART)
+    process.close()
+    assert said == []
+
+
 @pytest.mark.parametrize("target", ["refuses", "missing"])
 def test_a_process_that_cannot_compile_is_not_asked_again(
     target: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(compile_process, "TARGET", f"{__name__}:{target}")
-    process = CompileProcess(config(), "digest")
+    process = CompileProcess(config(), "digest", lambda: False)
     with caplog.at_level("DEBUG", "enginebay_runtime"):
         assert not process.compile(SHAPES, PART)
     assert "the compile process cannot make part" in caplog.text

@@ -4,6 +4,7 @@ later.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import shutil
 from pathlib import Path
@@ -18,7 +19,7 @@ from enginebay import LLM, SamplingParams
 from enginebay.ops.bound import LAYER_CALL
 from enginebay_runtime import local
 from enginebay_runtime.background import AfterRuns, Background
-from enginebay_runtime.compiling import is_whole
+from enginebay_runtime.compiling import is_final
 from enginebay_runtime.layered import MIN_LAYERS, LayeredStep, split_step
 from enginebay_runtime.local import LocalExecutor
 from tests.brief import TINY
@@ -32,21 +33,27 @@ def shape(*sizes: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, jnp.float32)
 
 
-def step(num_layers: int) -> Any:
-    """A function like a step: it donates a cache, and has a constant and an unchanged result."""
+def step(layers: str) -> Any:
+    """A function like a step: it donates a cache, and has a constant and an unchanged result.
+    `layers`: a letter for each; those with the same letter compute the same.
+    """
     table = np.arange(WIDTH, dtype=np.float32)
+    num_layers = len(layers)
 
-    def layer(weight: jax.Array, x: jax.Array, cache: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jnp.tanh(x @ weight), cache.at[0].add(x[0])
+    def call(letter: str) -> Any:
+        def layer(weight: jax.Array, x: jax.Array, cache: jax.Array) -> tuple[jax.Array, jax.Array]:
+            return jnp.tanh(x @ weight) + ord(letter), cache.at[0].add(x[0])
+
+        layer.__name__ = LAYER_CALL
+        return jax.jit(layer)
+
+    calls = {letter: call(letter) for letter in layers}
 
     def run(weights: Any, state: Any, changes: Any, inputs: jax.Array) -> Any:
-        call: Any = functools.partial(layer)
-        call.__name__ = LAYER_CALL
-        call = jax.jit(call)
         x = inputs + table
         caches = []
-        for weight, cache in zip(weights, state["caches"], strict=True):
-            x, cache = call(weight, x, cache)
+        for letter, weight, cache in zip(layers, weights, state["caches"], strict=True):
+            x, cache = calls[letter](weight, x, cache)
             caches.append(cache)
         return {"caches": caches, "kept": state["kept"]}, (x * 2, 3, changes["a"])
 
@@ -64,11 +71,27 @@ def values(arguments: Any) -> Any:
     return jax.tree.map(lambda a: jnp.asarray(rng.normal(size=a.shape), a.dtype), arguments)
 
 
-def test_a_layered_step_computes_the_same_in_place() -> None:
-    run, traced, arguments = step(MIN_LAYERS)
+GROUPS = {
+    "a" * 8: (8, 1),
+    "a" * 30: (6, 5),
+    "a" + "b" * 29: (8, 6),
+    "aaaab" * 6: (6, 5),
+    "abcdefgh": (1, 8),
+    "abcdefghij": (1, 10),
+}
+"""Layers, how many calls they become, and how many layers the different groups have."""
+
+
+@pytest.mark.parametrize("layers", GROUPS)
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_layered_step_computes_the_same_in_place(layers: str, waits: bool) -> None:
+    run, traced, arguments = step(layers)
     calls, pieces = split_step(traced)  # type: ignore[misc]
-    assert len(calls.calls) == MIN_LAYERS + 2
-    assert len(pieces) == 3, "before the layers, a layer, and after the layers"
+    calls = dataclasses.replace(calls, waits=waits)
+    num_calls, num_layers = GROUPS[layers]
+    assert len(calls.calls) == num_calls + 2, "something before the layers, and after them"
+    _before, *groups, _after = pieces
+    assert sum(len(group.shapes) // 2 for group in groups) == num_layers
     layered = LayeredStep(calls, [piece.lower().compile() for piece in pieces])
     given, wanted = values(arguments), run(*values(arguments))
     got = layered(*given)
@@ -156,7 +179,7 @@ def test_requests_get_the_same_from_layered_and_whole_steps(
         assert llm.later_compilation is not None
         llm.later_compilation.start()
         assert llm.later_compilation.wait()
-        assert all(map(is_whole, programs(llm))), "the whole programs took their places"
+        assert all(map(is_final, programs(llm))), "the whole programs took their places"
         assert tokens(llm) == first
     monkeypatch.setattr(local, "WHOLE_AFTER", 3)
     with few_sizes(), LLM(str(tmp_path), **sizes) as needed:
