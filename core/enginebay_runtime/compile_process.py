@@ -32,7 +32,7 @@ LIMITS = WorkerLimits(time_s=1800.0, memory_bytes=None, stack_bytes=64 << 20)
 POLL_S = 0.02
 """After this time a waiting thread looks whether steps run, or the program ends."""
 
-PAUSE_S, RUN_S = 1.0, 0.2
+PAUSE_S, RUN_S = 0.5, 0.25
 """Beside steps that run without a pause, the process stops for the first time and runs for the
 second. Even at a low priority it would slow them down by half.
 """

@@ -270,6 +270,17 @@ class StepEngine(Engine):
         serves; the whole step where none does.
         """
         geometry, serves = self.geometry, self.executor.serves
+
+        def served(parts: Sequence[StepPart]) -> list[StepPart]:
+            # The last part may be so small that it gets none of the programs of the others.
+            return [
+                smaller
+                for part in parts
+                for smaller in (
+                    [part] if serves(self._key(part.plan)) else part.split(self._parts(part.plan))
+                )
+            ]
+
         if plan.is_decode:
             for num in geometry.row_sizes(verifies=plan.verifies):
                 key = (
@@ -278,12 +289,13 @@ class StepEngine(Engine):
                     else geometry.decode_key(num, _longest(plan))
                 )
                 if num < len(plan.rows) and serves(key):
-                    return decode_parts(plan, num)
+                    return served(decode_parts(plan, num))
         else:
+            whole = self._key(plan).bucket.tokens
             for num, tokens in geometry.prefill_sizes():
                 bucket = geometry.prefill_bucket(num, tokens, no_prefix=False)
-                if serves(StepKey("prefill", bucket)):
-                    return prefill_parts(plan, num, tokens)
+                if tokens < whole and serves(StepKey("prefill", bucket)):
+                    return served(prefill_parts(plan, num, tokens))
         return [StepPart(plan, tuple(range(len(plan.rows))))]
 
     def _command(self, plan: StepPlan, key: StepKey) -> Step:

@@ -59,8 +59,10 @@ from enginebay_runtime.programs import (
     covering,
     covers,
     first_steps,
+    is_near,
     parts_of,
     program_name,
+    several_rows,
 )
 from enginebay_runtime.resize import CacheMaker
 from enginebay_runtime.row_io import put_row, take_row
@@ -301,9 +303,9 @@ class LocalExecutor(Executor):
         self, keys: Sequence[StepKey], progress: Report | None = None
     ) -> Background:
         """Compile the programs of `first_steps`, as LayeredSteps where they can be, and those that
-        write rows. Returns a Background that compiles the others after its start(): first decode
-        steps of all rows as LayeredSteps, then the whole programs of the first steps, then those
-        that serve every step, then the others by increasing cost.
+        write rows. Returns a Background that compiles the others after its start(): first a decode
+        step of several rows as a LayeredStep, then the whole programs of the first steps, then
+        those that serve every step, then the others by increasing cost.
 
         Until the others are compiled, `choose` finds a larger program for each step that one
         `serves`. `progress` counts all programs; for the others it is called on their thread.
@@ -323,10 +325,8 @@ class LocalExecutor(Executor):
         others.sort(key=lambda key: (key not in serving_all, *cost(key), key.full_vocab))
         there = [key for key in keys if key not in others and self._lacks(key)]
         elsewhere, uncounted = self._process.of(source), _counted(None, 0)
-        for_all = [key for key in others if key in serving_all and key.kind != "prefill"]
-        jobs = [
-            functools.partial(layered.make_missing, key, uncounted, elsewhere) for key in for_all
-        ]
+        several = several_rows(others)
+        jobs = [functools.partial(layered.make_missing, k, uncounted, elsewhere) for k in several]
         jobs += [functools.partial(make, key, uncounted, elsewhere) for key in there]
         jobs += [functools.partial(make, key, report, elsewhere) for key in others]
         self._background = Background(jobs, "enginebay-compile", self._process.interrupt)
@@ -352,7 +352,8 @@ class LocalExecutor(Executor):
 
         if is_warm(key):
             return key
-        others = (other for other in self.programs if covers(other, key) and is_warm(other))
+        near = (o for o in self.programs if covers(o, key) and is_near(o, key))
+        others = (other for other in near if is_warm(other))
         return min(others, key=cost, default=None)
 
     def _compiled(self, key: StepKey) -> Any:

@@ -19,6 +19,11 @@ class StepPart:
     plan: StepPlan
     places: tuple[int, ...]
 
+    def split(self, parts: Sequence[StepPart]) -> list[StepPart]:
+        """The parts of this part, as parts of the whole step."""
+        at = self.places
+        return [StepPart(part.plan, tuple(at[place] for place in part.places)) for part in parts]
+
 
 def prefill_parts(plan: StepPlan, max_rows: int, max_tokens: int) -> list[StepPart]:
     """Split a prefill into prefills of at most these rows and tokens, in the order in which they

@@ -105,6 +105,29 @@ def first_steps(keys: Iterable[StepKey]) -> list[StepKey]:
     return [key for _, key in found.values()]
 
 
+def is_near(key: StepKey, other: StepKey) -> bool:
+    """Whether the padding of a larger program costs less than several smaller steps."""
+    if key.kind == "prefill":
+        return key.bucket.tokens <= 2 * max(other.bucket.tokens, FIRST_TOKENS)
+    return key.bucket.seqs <= 4 * other.bucket.seqs
+
+
+SEVERAL_ROWS = 8
+"""Larger batches run in parts of this size at nearly the same speed, and smaller ones in one step
+of it, which takes a CPU about twice as long as one row.
+"""
+
+
+def several_rows(keys: Iterable[StepKey]) -> list[StepKey]:
+    """The decode steps among the keys with the fewest rows that are at least SEVERAL_ROWS, over the
+    longest contexts.
+    """
+    able = [key for key in keys if key.kind in ("decode", "compact")]
+    able = [key for key in able if key.bucket.seqs >= SEVERAL_ROWS]
+    fewest = min((key.bucket.seqs for key in able), default=0)
+    return covering(key for key in able if key.bucket.seqs == fewest)
+
+
 class Scoping:
     """Remembers the variants and logits processors that requests have needed so far, and whether
     requests had adapters.

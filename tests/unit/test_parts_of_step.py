@@ -16,9 +16,10 @@ from enginebay.contracts.engine import RowPlan, StepPlan
 from enginebay.contracts.step_key import StepKey
 from enginebay.ops.spec import Bucket
 from enginebay_runtime.background import Background
+from enginebay_runtime.engine import StepEngine
 from enginebay_runtime.local import LocalExecutor
 from enginebay_runtime.parts_of_step import decode_parts, prefill_parts
-from enginebay_runtime.programs import FIRST_TOKENS, first_steps
+from enginebay_runtime.programs import FIRST_TOKENS, first_steps, is_near, several_rows
 
 ENGINES = ("oengine", pytest.param("vinference", marks=pytest.mark.long))
 PROMPTS = ["Once upon a time", "The snail " * 30, "a", "b c d e f " * 12, "The sun"]
@@ -55,6 +56,37 @@ def test_parts_of_a_decode_have_each_row_once() -> None:
     parts = decode_parts(plan, 2)
     assert [part.places for part in parts] == [(0, 1), (2, 3), (4,)]
     assert {part.plan.num_steps for part in parts} == {4}
+
+
+def test_what_is_left_is_split_again_when_no_program_is_near_its_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = StepPlan(rows(1, 1, 1, 1, 1, 1), num_steps=4)
+    with LLM("demo", max_num_seqs=8, max_model_len=64, dtype="float32") as llm:
+        engine = llm.engine
+        assert isinstance(engine, StepEngine)
+        able = {1, 4}
+        monkeypatch.setattr(engine.executor, "serves", lambda key: key.bucket.seqs in able)
+        parts = engine._parts(plan)
+        assert [part.places for part in parts] == [(0, 1, 2, 3), (4,), (5,)]
+        assert [part.plan.rows[-1].row for part in parts] == [3, 4, 5]
+
+
+def test_a_program_of_many_rows_serves_no_small_batch() -> None:
+    def decode(seqs: int) -> StepKey:
+        return StepKey("decode", Bucket(seqs, seqs, 8, 1, 512, "decode"))
+
+    def prefill(tokens: int) -> StepKey:
+        return StepKey("prefill", Bucket(tokens, 4, 8, tokens, 512, "mixed"))
+
+    assert is_near(decode(32), decode(8))
+    assert not is_near(decode(32), decode(4))
+    assert is_near(prefill(FIRST_TOKENS), prefill(16))
+    assert is_near(prefill(1024), prefill(512))
+    assert not is_near(prefill(1024), prefill(256))
+    keys = [*map(decode, (1, 2, 4, 8, 16, 32)), prefill(512)]
+    assert several_rows(keys) == [decode(8)]
+    assert several_rows([decode(1), decode(4)]) == []
 
 
 def test_the_first_steps_are_few_and_of_each_kind() -> None:
