@@ -117,6 +117,9 @@ MIN_LAYERS = 8
 MAX_LAYER_CALLS = 8
 """How many calls the layers of a step may be. A call takes about 0.2 ms on a CPU."""
 
+CALL_COST = 1
+"""How many layers are compiled rather than to make one call more."""
+
 
 class _Split:
     """One split: what each piece takes and gives, and which memory it may overwrite."""
@@ -225,8 +228,8 @@ def _kind(equation: Any) -> str | None:
 
 
 def _groups(layers: Sequence[Any]) -> list[list[Any]]:
-    """Cut consecutive layers into at most MAX_LAYER_CALLS groups, in such a way that the different
-    groups have as few layers as possible, because each of them is compiled once.
+    """Cut consecutive layers into at most MAX_LAYER_CALLS groups, in such a way that they are few,
+    and the different groups have few layers, because each of them is compiled once.
     """
 
     def cut(size: int, first: int) -> list[list[Any]]:
@@ -234,9 +237,9 @@ def _groups(layers: Sequence[Any]) -> list[list[Any]]:
         ends = [*starts[1:], len(layers)]
         return [list(layers[a:b]) for a, b in zip(starts, ends, strict=True)]
 
-    def cost(groups: Sequence[Sequence[Any]]) -> tuple[int, int]:
+    def cost(groups: Sequence[Sequence[Any]]) -> int:
         forms = {tuple(id(layer.params["jaxpr"]) for layer in group) for group in groups}
-        return sum(map(len, forms)), len(groups)
+        return sum(map(len, forms)) + CALL_COST * len(groups)
 
     smallest = -(-len(layers) // MAX_LAYER_CALLS)
     found = [cut(n, first) for n in range(smallest, len(layers) + 1) for first in range(n)]

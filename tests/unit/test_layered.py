@@ -72,7 +72,7 @@ def values(arguments: Any) -> Any:
 
 
 GROUPS = {
-    "a" * 8: (8, 1),
+    "a" * 8: (4, 2),
     "a" * 30: (6, 5),
     "a" + "b" * 29: (8, 6),
     "aaaab" * 6: (6, 5),
