@@ -39,8 +39,8 @@ second. Even at a low priority it would slow them down by half.
 
 
 class CompileProcess:
-    """Compiles the steps of one engine elsewhere. The first step starts the process. Any thread may
-    call any method; one thread at a time calls `compile`.
+    """Compiles the steps of one engine elsewhere, one at a time. The first step starts the process.
+    Any thread may call any method.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class CompileProcess:
         self._worker = LimitedWorker(TARGET, settings, LIMITS)
         self._is_busy = is_busy
         self._interrupted = threading.Event()
+        self._turn = threading.Lock()
         self._is_able = True
 
     def of(self, source: StepSource) -> CompileElsewhere | None:
@@ -78,8 +79,10 @@ class CompileProcess:
 
         EndedError after `interrupt`, and when the program ends.
         """
-        if not self._is_able:
-            return False
+        with self._turn:
+            return self._is_able and self._compile(shapes, part)
+
+    def _compile(self, shapes: StepShapes, part: StepKey) -> bool:
         self._interrupted.clear()
         try:
             self._worker.start()
@@ -118,6 +121,14 @@ class CompileProcess:
         """End the process. A later `compile` starts another one."""
         self._interrupted.set()
         self._worker.interrupt()
+
+    def rest(self) -> None:
+        """End the process, unless it compiles. A later `compile` starts another one."""
+        if self._turn.acquire(blocking=False):
+            try:
+                self._worker.close()
+            finally:
+                self._turn.release()
 
     def close(self) -> None:
         """End the process, and wait for its end."""

@@ -179,7 +179,8 @@ class LocalExecutor(Executor):
         """Return what compiles the whole program of a step."""
         source = StepSource.of(self)
         make = StepCompiler(source, self._programs).make_missing
-        return functools.partial(make, key, _counted(None, 0), self._process.of(source))
+        make_this = functools.partial(make, key, _counted(None, 0), self._process.of(source))
+        return _in_order(make_this, self._process.rest)
 
     def _open_store(self) -> ProgramStore | None:
         if self.parts.config.compile_cache == "off":
@@ -325,10 +326,14 @@ class LocalExecutor(Executor):
         others.sort(key=lambda key: (key not in serving_all, *cost(key), key.full_vocab))
         there = [key for key in keys if key not in others and self._lacks(key)]
         elsewhere, uncounted = self._process.of(source), _counted(None, 0)
-        several = several_rows(others)
-        jobs = [functools.partial(layered.make_missing, k, uncounted, elsewhere) for k in several]
+        jobs: list[Callable[[], object]] = [
+            functools.partial(layered.make_missing, key, uncounted, elsewhere)
+            for key in several_rows(others)
+        ]
         jobs += [functools.partial(make, key, uncounted, elsewhere) for key in there]
         jobs += [functools.partial(make, key, report, elsewhere) for key in others]
+        if jobs:
+            jobs[-1] = _in_order(jobs[-1], self._process.rest)
         self._background = Background(jobs, "enginebay-compile", self._process.interrupt)
         return self._background
 
@@ -407,6 +412,16 @@ class LocalExecutor(Executor):
 
     def _set_weights(self, command: SetWeights) -> None:
         self.model_weights = merge_weights(self.model_weights, command.weights)
+
+
+def _in_order(*functions: Callable[[], object]) -> Callable[[], None]:
+    """A function that calls these."""
+
+    def call() -> None:
+        for function in functions:
+            function()
+
+    return call
 
 
 def _can_be_watched(step: Step) -> bool:

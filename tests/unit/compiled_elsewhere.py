@@ -71,6 +71,7 @@ def main(model: str, folder: str, mode: str) -> None:
             return
         outcome = {"first": tokens(llm)}
         assert later.wait()
+        assert executor._process.pid is None, "nothing is left for it"
         outcome |= {"tokens": tokens(llm), "programs": len(executor.programs)}
     print(json.dumps({"events": found, "pid": pid, **outcome}))
 

@@ -131,9 +131,10 @@ def test_a_step_that_is_interrupted_is_compiled_after_another_start(
         ran.append("first")
         process.compile(SHAPES, PART)
 
-    background = Background([job], interrupt=process.interrupt)
+    background = Background([job, process.rest], interrupt=process.interrupt)
     background.start()
     assert begun.wait(DEADLOCK_S)
+    process.rest()
     assert background.stop()
     assert not background.is_done
     assert process.pid is None
@@ -169,7 +170,9 @@ def test_a_process_makes_way_for_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LimitedWorker, "pause", told)
     process = CompileProcess(config(), "digest", lambda: True)
     assert process.compile(SHAPES, PART)
-    process.close()
+    assert process.pid is not None
+    process.rest()
+    assert process.pid is None
     assert said[:4] == [True, False] * 2
     said.clear()
     process = CompileProcess(config(), "digest", lambda: False)
