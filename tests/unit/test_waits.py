@@ -159,6 +159,7 @@ def test_each_wait_of_an_engine_says_what_for(
     monkeypatch.setattr(
         local, "StepCompiler", lambda *_, **__: SimpleNamespace(missing=lambda _: [], joined=done)
     )
+    monkeypatch.setattr(local, "StepSource", SimpleNamespace(of=lambda _: None))
     owner: Any = SimpleNamespace(
         _programs={},
         _has_layered=False,
