@@ -432,8 +432,11 @@ class StepCompiler:
     def _stored_name(self, key: StepKey) -> tuple[object, ...]:
         """All that tells the program of a part from others, besides what the store knows."""
         parts = self._parts
-        own = (parts.returns_logits, parts.has_greedy, [name for name, _ in parts.processors])
-        name = program_name(key, self._layouts)
+        processors = [name for name, _ in parts.processors]
+        # The order of a set in a repr is another one in each process.
+        chosen = None if key.names is None else sorted(key.names)
+        own = (parts.returns_logits, parts.has_greedy, processors, chosen)
+        name = program_name(dataclasses.replace(key, names=None), self._layouts)
         return name, own, self._max_steps, self._options, self._held, self.settings
 
     def load(self, part: StepKey) -> Any | None:

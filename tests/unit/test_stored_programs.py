@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ from enginebay_runtime import stored_programs
 from enginebay_runtime.compiling import StepCompiler
 from enginebay_runtime.layered import LayeredStep, ProgramCall, ProgramCalls
 from enginebay_runtime.stored_programs import ProgramStore
-from tests.brief import TINY
+from tests.brief import ROOT, TINY
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
 SIZES: dict[str, Any] = {
@@ -534,3 +535,33 @@ def test_another_engine_of_the_same_parts_traces_nothing(
     )
     answer(folder)
     assert traced, "a plugin may register another kernel under the same name"
+
+
+NAMED = """
+from types import SimpleNamespace
+from enginebay.contracts.step_key import StepKey
+from enginebay.ops.spec import Bucket
+from enginebay_runtime.compiling import StepCompiler
+parts = SimpleNamespace(returns_logits=False, has_greedy=True, processors=())
+compiler = SimpleNamespace(
+    _parts=parts, _layouts={}, _max_steps=1, _options={}, _held=(), settings=()
+)
+key = StepKey("decode", Bucket(1, 1, 1, 1, 64, "decode"), names=frozenset("abcdefgh"))
+print(StepCompiler._stored_name(compiler, key))
+"""
+
+
+@pytest.mark.long
+def test_a_step_with_processors_has_the_same_name_in_another_process() -> None:
+    names = {
+        subprocess.run(
+            [sys.executable, "-c", NAMED],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for seed in "12"
+    }
+    assert len(names) == 1
