@@ -11,6 +11,7 @@ log = logging.getLogger("enginebay.background")
 
 
 INTERRUPT_EVERY_S = 0.2
+"""How often stop() interrupts a job."""
 
 
 class EndedError(Exception):
@@ -21,8 +22,8 @@ class Background:
     """Runs jobs in order on one thread, from start() on. Any thread may call any method.
 
     The thread ends before its next job after stop(), and when the program ends. An error in a job
-    is logged and ends the thread; another start() runs this job again, and a job that raised
-    EndedError.
+    is logged and ends the thread; EndedError ends it without a log. Another start() runs this job
+    again.
     """
 
     def __init__(

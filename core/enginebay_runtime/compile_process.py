@@ -33,8 +33,8 @@ POLL_S = 0.02
 """After this time a waiting thread looks whether steps run, or the program ends."""
 
 PAUSE_S, RUN_S = 0.5, 0.25
-"""Beside steps that run without a pause, the process stops for the first time and runs for the
-second. Even at a low priority it would slow them down by half.
+"""Beside steps that run without a pause, the process stops for PAUSE_S and runs for RUN_S in turn.
+Even at a low priority it would slow them down by half.
 """
 
 
@@ -54,13 +54,13 @@ class CompileProcess:
         self._worker = LimitedWorker(TARGET, settings, LIMITS)
         self._is_busy = is_busy
         self._interrupted = threading.Event()
-        self._turn = threading.Lock()
+        self._turn, self._interrupting = threading.Lock(), threading.Lock()
         self._is_able = True
 
     def of(self, source: StepSource) -> CompileElsewhere | None:
         """What compiles the steps of a source here; None where this process must: its parts were
-        replaced, its programs are not stored, they compile as fast as a process starts, or another
-        process cannot use the device.
+        replaced, its programs are not stored, its steps are too small to be worth a process, or
+        another process cannot use the device.
         """
         parts, store = source.parts, source.store
         is_able = (
@@ -83,7 +83,8 @@ class CompileProcess:
             return self._is_able and self._compile(shapes, part)
 
     def _compile(self, shapes: StepShapes, part: StepKey) -> bool:
-        self._interrupted.clear()
+        with self._interrupting:
+            self._interrupted.clear()
         try:
             self._worker.start()
             if not self._worker.post(encoded(shapes, part), LIMITS.time_s):
@@ -94,7 +95,7 @@ class CompileProcess:
             self._check_end()
             reason = f"{type(error).__name__}: {error}"
         if reason:
-            log.debug("the compile process cannot make %s: %s", part, reason)
+            log.info("the compile process cannot make %s: %s", part, reason)
             self._is_able = False
             self._worker.close()
         return not reason
@@ -102,9 +103,12 @@ class CompileProcess:
     def _wait(self) -> None:
         """Wait for the answer, or the end of the process, which makes way for steps."""
         is_paused, since_s = False, -math.inf
+        deadline_s = time.monotonic() + LIMITS.time_s
         while not self._worker.has_answer(POLL_S) and self._worker.pid is not None:
             self._check_end()
             now_s = time.monotonic()
+            if now_s > deadline_s:
+                return
             if is_paused and (not self._is_busy() or now_s - since_s > PAUSE_S):
                 self._worker.pause(is_paused=False)
                 is_paused, since_s = False, now_s
@@ -119,8 +123,9 @@ class CompileProcess:
 
     def interrupt(self) -> None:
         """End the process. A later `compile` starts another one."""
-        self._interrupted.set()
-        self._worker.interrupt()
+        with self._interrupting:
+            self._interrupted.set()
+            self._worker.interrupt()
 
     def rest(self) -> None:
         """End the process, unless it compiles. A later `compile` starts another one."""

@@ -390,7 +390,7 @@ class StepCompiler:
                 self.keep(part, program)
             self.joined(key)
             release_memory()
-            report(key)
+        report(key)
 
     def missing(self, keys: Sequence[StepKey]) -> list[StepKey]:
         """The keys of the steps' programs (`parts_of`) that are not compiled, or only as a

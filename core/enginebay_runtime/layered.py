@@ -115,10 +115,10 @@ MIN_LAYERS = 8
 """The program of a whole step with fewer layers compiles nearly as fast as its parts."""
 
 MAX_LAYER_CALLS = 8
-"""How many calls the layers of a step may be. A call takes about 0.2 ms on a CPU."""
+"""At most this many calls for layers that follow each other. A call takes about 0.2 ms on a CPU."""
 
 CALL_COST = 1
-"""How many layers are compiled rather than to make one call more."""
+"""A call more is worth as much as compiling so many layers more."""
 
 
 class _Split:

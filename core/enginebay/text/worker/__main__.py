@@ -6,7 +6,7 @@ memory, stack and CPU time.
 The first message names a factory as "module:name", its settings, and the limits. The factory makes
 a function from the settings, and this function answers each request. A request of plain bytes goes
 to its method `answer_bytes`, which returns bytes. The process ends with stdin. It may be killed at
-any time. Only `enginebay.text.worker.process` talks to it, and the process never imports JAX.
+any time. Only `enginebay.text.worker.process` talks to it. Only a factory may import JAX.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ MAX_LOG_BYTES = 1 << 20
 """Max bytes that a worker may write to one file, including stderr."""
 
 
-def serve_jobs(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer the requests of a stream, one at a time, until the stream ends."""
+def serve_jobs(requests: BinaryIO, answers: BinaryIO, *, goes_on: bool) -> None:
+    """Answer the requests of a stream, one at a time, until the stream ends. `goes_on`: whether the
+    process may be stopped, because it goes on when the stream ends.
+    """
     first = read_message(requests)
     module, _, name = first["target"].partition(":")
     try:
@@ -46,7 +48,7 @@ def serve_jobs(requests: BinaryIO, answers: BinaryIO) -> None:
         return
     if first["memory_bytes"] is not None:
         _limit_memory(first["memory_bytes"])
-    _send(answers, frame({"ready": True}))
+    _send(answers, frame({"ready": True, "goes_on": goes_on}))
     limited_s = -CPU_LIMIT_AGE_S
     with contextlib.suppress(EOFError):
         while True:
@@ -106,14 +108,19 @@ def _limit(which: int, value: int) -> None:
         )
 
 
-def _go_on_with_pipe(pipe: int) -> None:
+def _goes_on_with_pipe(pipe: int) -> bool:
     """Let the system continue this process, if it is stopped, when the other side of a pipe is
-    written to or closed. Only Linux can.
+    written to or closed. Return whether it does; only Linux can.
     """
-    if hasattr(fcntl, "F_SETSIG"):
+    if not hasattr(fcntl, "F_SETSIG"):
+        return False
+    try:
         fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(pipe, fcntl.F_SETSIG, signal.SIGCONT)
         fcntl.fcntl(pipe, fcntl.F_SETFL, fcntl.fcntl(pipe, fcntl.F_GETFL) | os.O_ASYNC)
+    except OSError:  # a sandbox may refuse it
+        return False
+    return True
 
 
 def main(stack_bytes: int) -> None:
@@ -127,7 +134,7 @@ def main(stack_bytes: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     requests, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    _go_on_with_pipe(requests.fileno())
+    goes_on = _goes_on_with_pipe(requests.fileno())
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     threading.stack_size(stack_bytes)
@@ -135,7 +142,7 @@ def main(stack_bytes: int) -> None:
 
     def serve() -> None:
         try:
-            serve_jobs(requests, answers)
+            serve_jobs(requests, answers, goes_on=goes_on)
         finally:
             os.close(is_working)
 

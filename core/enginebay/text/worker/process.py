@@ -32,9 +32,6 @@ START_LIMIT_S = 120.0
 PIPE_BYTES = 1 << 20
 """Size of the pipe for answers; the masks of one step fit into it."""
 
-CAN_PAUSE = hasattr(fcntl, "F_SETSIG")
-"""Whether a process that is stopped goes on when its parent ends, as on Linux."""
-
 OUTSIDE_SIGNALS = {
     -number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 }
@@ -86,7 +83,7 @@ class LimitedWorker:
     that starts the worker.
 
     `post`, `has_answer` and `take` are the parts of `ask`, for plain bytes and one thread: between
-    `post` and `take` only `close` and `interrupt` may be called.
+    `post` and `take`, `ask` may not be called.
     """
 
     def __init__(self, target: str, settings: Any, limits: WorkerLimits) -> None:
@@ -203,7 +200,7 @@ class LimitedWorker:
         end of this process. Does nothing where the system cannot do that.
         """
         process = self._process
-        if process is not None and CAN_PAUSE:
+        if process is not None and process.goes_on:
             process.signal(signal.SIGSTOP if is_paused else signal.SIGCONT)
 
     @property
@@ -225,7 +222,8 @@ class LimitedWorker:
         if "unsupported" in outcome:
             self._end()
             raise UnsupportedError(outcome["unsupported"])
-        assert outcome == {"ready": True}, outcome
+        assert outcome["ready"], outcome
+        process.goes_on = outcome["goes_on"]
         return process
 
     def _end(self) -> None:
@@ -243,6 +241,8 @@ class _Process:
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `_kill`
         path = os.pathsep.join(str(Path(place).absolute()) for place in sys.path)
         self._is_killed = False
+        self.goes_on = False
+        """Whether it goes on after a stop when this process ends."""
         self._popen = subprocess.Popen(
             [sys.executable, "-P", "-m", "enginebay.text.worker", str(stack_bytes)],
             stdin=subprocess.PIPE,
@@ -273,7 +273,7 @@ class _Process:
 
     @property
     def is_alive(self) -> bool:
-        return self._end.alive and self._popen.poll() is None
+        return self._end.alive and not self._is_killed and self._popen.poll() is None
 
     def end(self) -> None:
         """Kill the process and close its pipes."""
