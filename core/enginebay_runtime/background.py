@@ -6,9 +6,9 @@ import collections
 import logging
 import threading
 from collections.abc import Callable, Hashable, Iterable
+from typing import Protocol
 
 log = logging.getLogger("enginebay.background")
-
 
 INTERRUPT_EVERY_S = 0.2
 """How often stop() interrupts a job."""
@@ -16,6 +16,16 @@ INTERRUPT_EVERY_S = 0.2
 
 class EndedError(Exception):
     """A job that ended early because it was interrupted."""
+
+
+class Helper(Protocol):
+    """What works for jobs, such as a process. Any thread may call both methods."""
+
+    def interrupt(self) -> None:
+        """Make the running job raise EndedError, if it waits for this helper."""
+
+    def rest(self) -> None:
+        """Give back what is held for jobs, unless one of another thread needs it."""
 
 
 class Background:
@@ -30,13 +40,13 @@ class Background:
         self,
         jobs: Iterable[Callable[[], object]] = (),
         name: str = "background",
-        interrupt: Callable[[], object] = lambda: None,
+        helper: Helper | None = None,
     ) -> None:
-        """`name` is the name of the thread. stop() calls `interrupt`, which may make the running
-        job raise EndedError.
+        """`name` is the name of the thread. stop() interrupts the `helper`, which rests when the
+        thread ends.
         """
         self._jobs = collections.deque(jobs)
-        self._name, self._interrupt = name, interrupt
+        self._name, self._helper = name, helper
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
@@ -71,7 +81,8 @@ class Background:
             was_running = thread is not None and thread.is_alive()
             if thread is not None and thread is not threading.current_thread():
                 while thread.is_alive():  # again, because the job may only begin now
-                    self._interrupt()
+                    if self._helper is not None:
+                        self._helper.interrupt()
                     thread.join(INTERRUPT_EVERY_S)
             return was_running
 
@@ -85,6 +96,13 @@ class Background:
         return self.is_done
 
     def _run(self, stopping: threading.Event) -> None:
+        try:
+            self._run_jobs(stopping)
+        finally:
+            if self._helper is not None:
+                self._helper.rest()
+
+    def _run_jobs(self, stopping: threading.Event) -> None:
         while self._jobs and not stopping.is_set() and threading.main_thread().is_alive():
             try:
                 self._jobs[0]()
@@ -99,11 +117,9 @@ class Background:
 class AfterRuns:
     """Does something for a key, on a thread of its own, after it has run `num_runs` times."""
 
-    def __init__(
-        self, num_runs: int, name: str, interrupt: Callable[[], object] = lambda: None
-    ) -> None:
-        """`name` is the name of the threads; `interrupt` as for Background."""
-        self._num_runs, self._name, self._interrupt = num_runs, name, interrupt
+    def __init__(self, num_runs: int, name: str, helper: Helper | None = None) -> None:
+        """`name` is the name of the threads; `helper` as for Background."""
+        self._num_runs, self._name, self._helper = num_runs, name, helper
         self._runs: collections.Counter[Hashable] = collections.Counter()
         self._started: list[Background] = []
 
@@ -116,7 +132,7 @@ class AfterRuns:
         before = self._runs[key]
         self._runs[key] += num_runs
         if before < self._num_runs <= self._runs[key]:
-            job = Background([make_job()], self._name, self._interrupt)
+            job = Background([make_job()], self._name, self._helper)
             self._started.append(job)
             job.start()
 

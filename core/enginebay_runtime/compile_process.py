@@ -95,7 +95,8 @@ class CompileProcess:
             self._check_end()
             reason = f"{type(error).__name__}: {error}"
         if reason:
-            log.info("the compile process cannot make %s: %s", part, reason)
+            what = "steps are compiled in this process and slow down requests: another process"
+            log.warning("%s cannot compile %s: %s", what, part, reason)
             self._is_able = False
             self._worker.close()
         return not reason

@@ -72,7 +72,9 @@ class CompileWorker:
         if compiler.load(part) is None:
             compiler.compile(part, compiler.lower(part))
         release_memory()
-        return ""
+        name = compiler.stored_name(part)
+        is_stored = store.has(*name, True) or store.has(*name, False)
+        return "" if is_stored else "it cannot be stored"
 
 
 def encoded(shapes: StepShapes, part: StepKey) -> bytes:

@@ -299,10 +299,10 @@ class StepSource:
         return is_able and num_layers >= MIN_LAYERS
 
     def splits(self, kind: Kind, *, layered: bool = False) -> bool:
-        """Whether a step becomes a LayeredStep: if `layered`, or for good, because calls from
-        Python are nothing beside the work of a prefill.
+        """Whether a step becomes a LayeredStep: if `layered`, or for good, because on a CPU calls
+        from Python are nothing beside the work of a prefill.
         """
-        return self.can_be_split and (layered or kind == "forward")
+        return self.can_be_split and (layered or (self.is_host and kind == "forward"))
 
 
 CompileElsewhere = Callable[[StepShapes, StepKey], bool]
@@ -424,12 +424,12 @@ class StepCompiler:
         entries = [entry for _, seen in pairs for entry in seen[-1:]]
         program = programs[0] if lowered.calls is None else LayeredStep(lowered.calls, programs)
         if self._store is not None and len(entries) == len(programs):
-            self._store.save(program, entries, *self._stored_name(key), is_layered)
+            self._store.save(program, entries, *self.stored_name(key), is_layered)
         if self._dump_folder is not None:
             dump_program(self._dump_folder, str(key), self._layouts, lowered.programs[0], program)
         return program
 
-    def _stored_name(self, key: StepKey) -> tuple[object, ...]:
+    def stored_name(self, key: StepKey) -> tuple[object, ...]:
         """All that tells the program of a part from others, besides what the store knows."""
         parts = self._parts
         processors = [name for name, _ in parts.processors]
@@ -445,7 +445,7 @@ class StepCompiler:
         """
         if self._store is None:
             return None
-        name = self._stored_name(part)
+        name = self.stored_name(part)
         with self._compilations.timed():
             splits = self._source.splits(part.kind, layered=self._layered)
             found = self._store.load(*name, True) if splits else None

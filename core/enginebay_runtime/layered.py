@@ -1,8 +1,8 @@
 """LayeredStep: a step as several small programs, of which groups of equal layers share one.
 
 It compiles and loads in a fraction of the time and of the memory of the whole step, and computes
-the same. Each group of layers is a call from Python. Beside the work of a prefill that is nothing;
-a decode step is so short that the program of the whole step takes its place later.
+the same. Each group of layers is a call from Python, which is nothing beside a prefill on a CPU.
+Decode steps are so short, and GPUs so fast, that the program of the whole step takes its place.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ MAX_LAYER_CALLS = 8
 """At most this many calls for layers that follow each other. A call takes about 0.2 ms on a CPU."""
 
 CALL_COST = 1
-"""A call more is worth as much as compiling so many layers more."""
+"""One more call costs as much as compiling this many more layers."""
 
 
 class _Split:

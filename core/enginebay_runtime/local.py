@@ -119,8 +119,10 @@ class LocalExecutor(Executor):
         self._scoping = Scoping(has_greedy=parts.has_greedy)
         self._background = Background()
         self._process = CompileProcess(parts.config, parts.program_digest, self._is_busy)
-        self._layered_runs = AfterRuns(WHOLE_AFTER, "enginebay-compile", self._process.interrupt)
+        self._layered_runs = AfterRuns(WHOLE_AFTER, "enginebay-compile", self._process)
         self._has_layered, self._launched_s = False, -math.inf
+        self._launched: Any = None
+        """Tokens of the last step."""
         self._undo = list[Callable[[], None]]()
         self._writer = writer = RowWriter(self)
         self._mover = mover = PageMover(self)
@@ -160,10 +162,14 @@ class LocalExecutor(Executor):
             self.tables.note(few)
         if self.shadow is not None and _can_be_watched(command):
             self.shadow.watch(self, command, self._pages_of(command))
-        self._launched_s = time.monotonic()
-        self._state, sampled = program(
-            self.model_weights, self.state, self.tables.padded(few, num), command.inputs
-        )
+        self._launched_s = math.inf  # some programs return only when the step has run
+        try:
+            self._state, sampled = program(
+                self.model_weights, self.state, self.tables.padded(few, num), command.inputs
+            )
+        finally:
+            self._launched_s = time.monotonic()
+        self._launched = sampled.tokens
         if self._has_layered and self._background.is_done and not is_final(program):
             inputs, num = command.inputs, PREFILL_COST
             if isinstance(inputs, DecodeInputs):
@@ -172,15 +178,16 @@ class LocalExecutor(Executor):
         return cast("Result", LaunchedStep(sampled, command))
 
     def _is_busy(self) -> bool:
-        """Whether a step was launched a moment ago."""
-        return time.monotonic() - self._launched_s < BUSY_S
+        """Whether a step runs, or was launched a moment ago."""
+        tokens = self._launched
+        runs = tokens is not None and not (tokens.is_deleted() or tokens.is_ready())
+        return runs or time.monotonic() - self._launched_s < BUSY_S
 
     def _making_whole(self, key: StepKey) -> Callable[[], None]:
         """Return what compiles the whole program of a step."""
         source = StepSource.of(self)
         make = StepCompiler(source, self._programs).make_missing
-        make_this = functools.partial(make, key, _counted(None, 0), self._process.of(source))
-        return _in_order(make_this, self._process.rest)
+        return functools.partial(make, key, _counted(None, 0), self._process.of(source))
 
     def _open_store(self) -> ProgramStore | None:
         if self.parts.config.compile_cache == "off":
@@ -332,9 +339,7 @@ class LocalExecutor(Executor):
         ]
         jobs += [functools.partial(make, key, uncounted, elsewhere) for key in there]
         jobs += [functools.partial(make, key, report, elsewhere) for key in others]
-        if jobs:
-            jobs[-1] = _in_order(jobs[-1], self._process.rest)
-        self._background = Background(jobs, "enginebay-compile", self._process.interrupt)
+        self._background = Background(jobs, "enginebay-compile", self._process)
         return self._background
 
     def _lacks(self, key: StepKey) -> bool:
@@ -412,16 +417,6 @@ class LocalExecutor(Executor):
 
     def _set_weights(self, command: SetWeights) -> None:
         self.model_weights = merge_weights(self.model_weights, command.weights)
-
-
-def _in_order(*functions: Callable[[], object]) -> Callable[[], None]:
-    """A function that calls these."""
-
-    def call() -> None:
-        for function in functions:
-            function()
-
-    return call
 
 
 def _can_be_watched(step: Step) -> bool:

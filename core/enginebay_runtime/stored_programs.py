@@ -93,6 +93,10 @@ class ProgramStore:
         """Whether this process loads and stores programs."""
         return self._replaced is None
 
+    def has(self, *names: object) -> bool:
+        """Whether there is a file of the program with these names."""
+        return self.is_used and self._path(names).is_file()
+
     def load(self, *names: object) -> Any | None:
         """The program with these names, or None. A name's repr tells it from all others."""
         if not self.is_used:

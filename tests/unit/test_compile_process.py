@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -14,12 +15,17 @@ from typing import Any
 
 import pytest
 
+from enginebay import LLM
 from enginebay.config import EngineConfig
 from enginebay.text.worker.process import LimitedWorker
 from enginebay_runtime import compile_process
 from enginebay_runtime.background import Background, EndedError
 from enginebay_runtime.compile_process import CompileProcess
+from enginebay_runtime.compile_worker import CompileWorker, encoded
+from enginebay_runtime.compiling import StepSource
 from enginebay_runtime.layered import MIN_LAYERS
+from enginebay_runtime.local import LocalExecutor
+from enginebay_runtime.stored_programs import ProgramStore
 from tests.brief import ROOT, TINY
 from tests.unit.checkpoints import model_of, random_tensors, write
 from tests.unit.serving import DEADLOCK_S
@@ -131,7 +137,7 @@ def test_a_step_that_is_interrupted_is_compiled_after_another_start(
         ran.append("first")
         process.compile(SHAPES, PART)
 
-    background = Background([job, process.rest], interrupt=process.interrupt)
+    background = Background([job], helper=process)
     background.start()
     assert begun.wait(DEADLOCK_S)
     process.rest()
@@ -152,6 +158,54 @@ def test_a_process_ends_with_the_program(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(EndedError):
         process.compile(SHAPES, PART)
     assert process.pid is None
+
+
+def test_a_compilation_ends_at_its_time_limit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compile_process, "TARGET", f"{__name__}:never")
+    limits = dataclasses.replace(compile_process.LIMITS, time_s=0.3)
+    monkeypatch.setattr(compile_process, "LIMITS", limits)
+    process = CompileProcess(config(), "digest", lambda: False)
+    assert not process.compile(SHAPES, PART)
+    assert "LimitError: time" in caplog.text
+    assert process.pid is None
+
+
+def test_the_process_ends_with_a_job_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_process, "TARGET", f"{__name__}:slow")
+    process = CompileProcess(config(), "digest", lambda: False)
+
+    def job() -> None:
+        assert process.compile(SHAPES, PART)
+        assert process.pid is not None
+        raise MemoryError("no room")
+
+    background = Background([job], helper=process)
+    background.start()
+    assert not background.wait(DEADLOCK_S)
+    assert process.pid is None
+
+
+@pytest.mark.long
+def test_a_step_that_cannot_be_stored_is_compiled_by_the_one_who_asks(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    with LLM(str(model), compile_cache=str(tmp_path), max_model_len=32, max_num_seqs=1) as llm:
+        executor = llm.engine.executor
+        assert isinstance(executor, LocalExecutor)
+        parts, source = executor.parts, StepSource.of(executor)
+        worker = CompileWorker(parts.config.model_dump_json(), parts.program_digest)
+        key = next(key for key in llm.engine._whole_steps() if key.kind == "decode")  # type: ignore[attr-defined]
+        monkeypatch.setattr(ProgramStore, "is_used", True)  # the line below replaces a function
+        asked = encoded(source.shapes, key)
+        with monkeypatch.context() as patch:
+            patch.setattr(ProgramStore, "save", lambda *_: None)
+            assert worker.answer_bytes(asked) == b"it cannot be stored"
+        assert worker.answer_bytes(asked) == b""
+        other = dataclasses.replace(source.shapes, settings=())
+        assert worker.answer_bytes(encoded(other, key)) == b"JAX has other settings"
 
 
 def test_a_process_makes_way_for_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,9 +241,9 @@ def test_a_process_that_cannot_compile_is_not_asked_again(
 ) -> None:
     monkeypatch.setattr(compile_process, "TARGET", f"{__name__}:{target}")
     process = CompileProcess(config(), "digest", lambda: False)
-    with caplog.at_level("DEBUG", "enginebay_runtime"):
+    with caplog.at_level("WARNING", "enginebay_runtime"):
         assert not process.compile(SHAPES, PART)
-    assert "the compile process cannot make part" in caplog.text
+    assert "another process cannot compile part" in caplog.text
     assert process.pid is None
     assert not process.compile(SHAPES, PART)
     assert process.pid is None, "it is not started again"

@@ -4,7 +4,10 @@ get the same tokens, log-probabilities and hidden states.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,11 +18,14 @@ from enginebay.contracts.cache import Lease
 from enginebay.contracts.engine import RowPlan, StepPlan
 from enginebay.contracts.step_key import StepKey
 from enginebay.ops.spec import Bucket
+from enginebay_runtime import local
 from enginebay_runtime.background import Background
+from enginebay_runtime.compiling import StepCompiler, StepSource
 from enginebay_runtime.engine import StepEngine
 from enginebay_runtime.local import LocalExecutor
 from enginebay_runtime.parts_of_step import decode_parts, prefill_parts
 from enginebay_runtime.programs import FIRST_TOKENS, first_steps, is_near, several_rows
+from tests.unit.serving import DEADLOCK_S
 
 ENGINES = ("oengine", pytest.param("vinference", marks=pytest.mark.long))
 PROMPTS = ["Once upon a time", "The snail " * 30, "a", "b c d e f " * 12, "The sun"]
@@ -70,6 +76,42 @@ def test_what_is_left_is_split_again_when_no_program_is_near_its_size(
         parts = engine._parts(plan)
         assert [part.places for part in parts] == [(0, 1, 2, 3), (4,), (5,)]
         assert [part.plan.rows[-1].row for part in parts] == [3, 4, 5]
+
+
+def test_a_step_that_is_there_already_is_counted(both: tuple[LLM, LLM]) -> None:
+    executor = both[1].engine.executor
+    assert isinstance(executor, LocalExecutor)
+    compiler = StepCompiler(StepSource.of(executor), executor._programs)
+    for key in executor.programs:
+        if not compiler.missing([key]):
+            counted: list[StepKey] = []
+            compiler.make_missing(key, counted.append)
+            assert counted == [key]
+
+
+def test_the_executor_is_busy_while_a_step_runs_and_a_moment_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Tokens:
+        is_there = False
+
+        def is_deleted(self) -> bool:
+            return False
+
+        def is_ready(self) -> bool:
+            return self.is_there
+
+    owner: Any = SimpleNamespace(_launched=None, _launched_s=-math.inf)
+    assert not LocalExecutor._is_busy(owner)
+    owner._launched_s = math.inf
+    assert LocalExecutor._is_busy(owner), "its program has not returned"
+    owner._launched, owner._launched_s = Tokens(), -math.inf
+    assert LocalExecutor._is_busy(owner), "a long step"
+    owner._launched.is_there = True
+    assert not LocalExecutor._is_busy(owner)
+    owner._launched_s = time.monotonic()
+    monkeypatch.setattr(local, "BUSY_S", DEADLOCK_S)
+    assert LocalExecutor._is_busy(owner), "others are expected"
 
 
 def test_a_program_of_many_rows_serves_no_small_batch() -> None:

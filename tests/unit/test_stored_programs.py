@@ -547,7 +547,7 @@ compiler = SimpleNamespace(
     _parts=parts, _layouts={}, _max_steps=1, _options={}, _held=(), settings=()
 )
 key = StepKey("decode", Bucket(1, 1, 1, 1, 64, "decode"), names=frozenset("abcdefgh"))
-print(StepCompiler._stored_name(compiler, key))
+print(StepCompiler.stored_name(compiler, key))
 """
 
 

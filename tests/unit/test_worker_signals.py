@@ -4,6 +4,7 @@ server's fault.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from enginebay.errors import StoppedError
 from enginebay.grammar import Structure
 from enginebay.text.guides.guarded import GuardedLibrary
 from enginebay.text.tokenizer import TextTokenizer
+from enginebay.text.worker.__main__ import _goes_on_with_pipe
 from enginebay.text.worker.process import KilledError, LimitedWorker, WorkerLimits
 from tests.unit.serving import DEADLOCK_S
 from tests.unit.test_chat_templates import byte_level
@@ -75,6 +77,37 @@ def test_a_paused_worker_answers_the_next_request(worker: LimitedWorker) -> None
     worker.pause()
     worker.close()
     assert worker.pid is None
+
+
+def test_a_worker_that_is_interrupted_is_replaced_at_once(worker: LimitedWorker) -> None:
+    """The system takes a while to end a process."""
+    for _ in range(3):
+        worker.interrupt()
+        assert worker.pid is None
+        worker.start()
+        assert worker.ask({"do": "add", "value": 4}) == 7
+
+
+def test_a_worker_that_would_not_go_on_is_never_stopped(
+    worker: LimitedWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = os.pipe()
+    assert _goes_on_with_pipe(reader) == (sys.platform == "linux")
+
+    def refused(*_: Any) -> int:
+        raise PermissionError("a sandbox")
+
+    monkeypatch.setattr(fcntl, "fcntl", refused)
+    assert not _goes_on_with_pipe(reader)
+    monkeypatch.undo()
+    os.close(reader)
+    os.close(writer)
+    process = worker._process
+    assert process is not None
+    process.goes_on = False
+    worker.pause()
+    assert worker.ask({"do": "add", "value": 4}) == 7
+    assert _state_of(process.pid) not in ("T", "t")
 
 
 @pytest.mark.parametrize("work", ["idle", "busy", "paused"])
