@@ -1,8 +1,8 @@
 """LayeredStep: a step as several small programs, of which groups of equal layers share one.
 
 It compiles and loads in a fraction of the time and of the memory of the whole step, and computes
-the same. Each group of layers is a call from Python, which is nothing beside a prefill on a CPU.
-Decode steps are so short, and GPUs so fast, that the program of the whole step takes its place.
+the same. Each group of layers is a call from Python, which is nothing beside a long prefill on a
+CPU. Other steps are so short that the program of the whole step takes its place.
 """
 
 from __future__ import annotations

@@ -82,6 +82,7 @@ def traced(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """By kind of step, the frames of ours in the trace of a kernel of attention. Steps are traced
     again, and not compiled.
     """
+    llm.generate("Once upon a time there was", GREEDY)  # so that every step is there
     found: dict[str, list[str]] = {}
     lower = StepCompiler.lower
 
