@@ -34,12 +34,14 @@ def hold(
     what: str,
     *,
     rms: float | None = None,
+    chance: float | None = None,
     axes: Sequence[str] = (),
     place: str = "",
 ) -> None:
     """Raise InexactError where an error exceeds its bound, or where the root mean square of error /
-    allowed exceeds `rms`. The message names the first wrong place by `axes`, such as ("row",
-    "output"), or by the text `place`.
+    allowed exceeds `rms` by more than `chance`, which is 2 / sqrt(number of errors) if unset: give
+    it where errors depend on each other. The message names the first wrong place by `axes`, such as
+    ("row", "output"), or by the text `place`.
     """
     error, allowed = np.broadcast_arrays(error, allowed)
     bad = ~(error <= allowed)
@@ -54,7 +56,7 @@ def hold(
     if rms is None or not error.size:
         return
     share = float(np.sqrt(np.mean((error / np.where(allowed > 0, allowed, 1.0)) ** 2)))
-    bound = rms + 2.0 / np.sqrt(error.size)
+    bound = rms + (2.0 / np.sqrt(error.size) if chance is None else chance)
     if share > bound:
         text = (
             f"{what}: the root mean square of {error.size} errors is {share:.3g} of what one may "

@@ -14,8 +14,9 @@ import pytest
 
 from enginebay.ops.caps import Env
 from enginebay.plugins.registry import load_registry
+from enginebay_lora.kit import LORA_AXES, check_lora_case
 from enginebay_lora.xla import lora
-from enginebay_testing.op_kit import CaseBudget, OpCase, kit_of
+from enginebay_testing.op_kit import CaseBudget, OpCase, PlainCase, kit_of
 from enginebay_testing.verdicts import FAULTS, judge
 from enginebay_xla.grouped_linear import grouped_linear
 from enginebay_xla.linear import embedding, linear
@@ -234,6 +235,22 @@ def test_each_op_has_sizes_at_and_past_powers_of_two_with_all(op: str) -> None:
     axis = {"linear": "inputs", "grouped_linear": "inputs", "lora": "rank"}.get(op, "features")
     for size in (32, 33, 128) if op == "lora" else (255, 256, 257, 2049):
         assert f"{axis}_{size}" in names
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"dtype": "bfloat16", "tokens": 513, "slots": 1, "inputs": 129, "used": "one_has_all"},
+        {"dtype": "float16", "tokens": 1, "slots": 1, "outputs": 257, "parts": 3},
+        {"dtype": "bfloat16", "tokens": 513, "inputs": 7, "used": "last_only", "rank": 3},
+    ],
+    ids=["many tokens", "one token", "rank 3"],
+)
+def test_one_rounding_that_all_outputs_of_a_token_share_is_no_fault(values: Any) -> None:
+    usual = {axis: values[0] for axis, values in LORA_AXES.values.items()}
+    row = {**usual, "y_dtype": "float32", "rank": 1, "used": "one_has_all", **values}
+    for seed in range(8):
+        check_lora_case(lora, PlainCase(row, seed=seed))
 
 
 def of_sixteen_bits(x: jax.Array, weight: jax.Array, *rest: Any, **static: Any) -> jax.Array:

@@ -193,7 +193,12 @@ def check_lora_case(kernel: Any, case: PlainCase) -> None:
         allowed = oracle.EPS[dtype] * np.abs(expected) + errors + unit * (np.abs(base) + 1e-30)
         wide = got[mine].astype(np.float64)
         error = np.abs(wide - expected)
-        hold(error, allowed, _named(wide, base, error, allowed, mine, int(place)), rms=0.4)
+        what = _named(wide, base, error, allowed, mine, int(place))
+        # All outputs of a token share the roundings of its x a. The relative error of one rounding
+        # has a root mean square of 0.425 of its largest; that of a sum of several has less.
+        rank = case.int("rank")
+        chance = 1.0 / math.sqrt(len(mine) * case.int("parts") * rank)
+        hold(error, allowed, what, rms=0.43 if rank == 1 else 0.4, chance=chance)
 
 
 def _named(
