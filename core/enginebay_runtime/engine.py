@@ -65,6 +65,7 @@ from enginebay_runtime.parts_of_step import (
     decode_parts,
     prefill_parts,
 )
+from enginebay_runtime.programs import in_order, plain
 from enginebay_runtime.rows import RowTable
 from enginebay_runtime.verify import drafts_a_step
 
@@ -228,13 +229,13 @@ class StepEngine(Engine):
     def step(self, plan: StepPlan) -> Pending:
         self._catch_up([row.lease for row in plan.rows], plan.demand)
         key = self._key(plan)
-        if not self.executor.serves(key):
-            parts = self._parts(plan)
-            each = [self.executor.run(self._command(p.plan, self._key(p.plan))) for p in parts]
-            if len(each) > 1:
-                return PendingParts(parts, each)
-            return each[0]
-        return self.executor.run(self._command(plan, key))
+        if self.executor.serves(key):
+            return self.executor.run(self._command(plan, key, key))
+        parts = self._parts(plan)
+        each = [
+            self.executor.run(self._command(part.plan, self._key(part.plan), key)) for part in parts
+        ]
+        return PendingParts(parts, each) if len(each) > 1 else each[0]
 
     def _key(self, plan: StepPlan) -> StepKey:
         """The program that a step asks for, whatever its rows need of a sampler."""
@@ -298,12 +299,16 @@ class StepEngine(Engine):
                     return served(prefill_parts(plan, num, tokens))
         return [StepPart(plan, tuple(range(len(plan.rows))))]
 
-    def _command(self, plan: StepPlan, key: StepKey) -> Step:
-        """The command of a step. What it needs in its rows is written to them here."""
+    def _command(self, plan: StepPlan, key: StepKey, whole: StepKey) -> Step:
+        """The command of a step, which is the step `whole` or a part of it. What it needs in its
+        rows is written to them here.
+        """
         rows, table = plan.rows, self.rows
         # Rows that do not sample count too: FULL records their history.
         own = np.asarray([row.row for row in rows], np.int32)
         key = self.executor.choose(key, needs_of(table, own))
+        if key.bucket != whole.bucket:
+            self.compilations.stand_ins[plain(whole), plain(key)] += 1
         if not plan.is_decode:
             self.executor.run(prefill_writes(rows, table))
             width = self.parts.model.info.hidden_size
@@ -326,6 +331,10 @@ class StepEngine(Engine):
         keys = self._whole_steps()
         self._prepare_moves()
         return self.executor.compile_first(keys, progress, copies=self.ledger.forks)
+
+    def warmup_steps(self) -> tuple[Sequence[StepKey], Sequence[StepKey]]:
+        keys = self.sizes.geometry(self.sizes.whole).all_steps()
+        return in_order(keys, self.parts.config)
 
     def _prepare_moves(self) -> int:
         """Compile the moves to the host, and identify the weights. Returns the number of programs

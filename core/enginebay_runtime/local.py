@@ -8,13 +8,12 @@ import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import jax
 
-from enginebay.config import EngineConfig
 from enginebay.contracts.cache import CacheLayout
 from enginebay.contracts.cache_shape import CacheShape
 from enginebay.contracts.commands import (
@@ -58,11 +57,12 @@ from enginebay_runtime.programs import (
     cost,
     covering,
     covers,
-    first_steps,
+    in_order,
     is_near,
     parts_of,
     program_name,
     several_rows,
+    warmed,
 )
 from enginebay_runtime.resize import CacheMaker
 from enginebay_runtime.row_io import put_row, take_row
@@ -187,7 +187,7 @@ class LocalExecutor(Executor):
         """Return what compiles the whole program of a step."""
         source = StepSource.of(self)
         make = StepCompiler(source, self._programs).make_missing
-        return functools.partial(make, key, _counted(None, 0), self._process.of(source))
+        return functools.partial(make, key, self._counted(None, 0), self._process.of(source))
 
     def _open_store(self) -> ProgramStore | None:
         if self.parts.config.compile_cache == "off":
@@ -289,11 +289,11 @@ class LocalExecutor(Executor):
         """
         num_writers = self._writer.compile_all()
         was_running = self._background.stop()
-        keys = _warmed(keys, self.parts.config)
+        keys = warmed(keys, self.parts.config)
         missing = [key for key in keys if self._lacks(key)]
         try:
             compiler = StepCompiler(StepSource.of(self), self._programs)
-            compiler.make_all(missing, _counted(progress, len(missing)))
+            compiler.make_all(missing, self._counted(progress, len(missing)))
         finally:
             if was_running:  # to compile the rest; without a swap of ops there is none
                 self._background.start()
@@ -310,37 +310,52 @@ class LocalExecutor(Executor):
     def compile_first_steps(
         self, keys: Sequence[StepKey], progress: Report | None = None
     ) -> Background:
-        """Compile the programs of `first_steps`, as LayeredSteps where they can be, and those that
-        write rows. Returns a Background that compiles the others after its start(): first a decode
-        step of several rows as a LayeredStep, then the whole programs of the first steps, then
-        those that serve every step, then the others by increasing cost.
+        """Compile the programs of the first steps `in_order`, as LayeredSteps where they can be,
+        and those that write rows. Returns a Background that compiles the others after its start():
+        first a decode step of several rows as a LayeredStep, then the whole programs of the first
+        steps, then the others.
 
         Until the others are compiled, `choose` finds a larger program for each step that one
         `serves`. `progress` counts all programs; for the others it is called on their thread.
         """
         self._writer.compile_all()
         self._background.stop()
-        first = set(covering(_warmed(first_steps(keys), self.parts.config)))
-        keys = _warmed(keys, self.parts.config)
-        serving_all = set(covering(keys))
-        missing = [key for key in keys if program_name(key, self.layouts) not in self._programs]
-        report = _counted(progress, len(missing))
+        first, later = in_order(keys, self.parts.config)
+
+        def missing(keys: Iterable[StepKey]) -> list[StepKey]:
+            names = [(key, program_name(key, self.layouts)) for key in keys]
+            return [key for key, name in names if name not in self._programs]
+
+        first_missing, others = missing(first), missing(later)
+        report = self._counted(progress, len(first_missing) + len(others))
         source = StepSource.of(self)
         layered = StepCompiler(source, self._programs, layered=True, one_sampler=True)
-        layered.make_all([key for key in missing if key in first], report)
+        layered.make_all(first_missing, report)
         make = StepCompiler(source, self._programs).make_missing
-        others = [key for key in missing if key not in first]
-        others.sort(key=lambda key: (key not in serving_all, *cost(key), key.full_vocab))
-        there = [key for key in keys if key not in others and self._lacks(key)]
-        elsewhere, uncounted = self._process.of(source), _counted(None, 0)
+        there = [key for key in (*first, *later) if key not in others and self._lacks(key)]
+        elsewhere, uncounted = self._process.of(source), self._counted(None, 0)
+        several = several_rows(others)
+        self.compilations.coming = tuple(dict.fromkeys((*several, *others)))
         jobs: list[Callable[[], object]] = [
-            functools.partial(layered.make_missing, key, uncounted, elsewhere)
-            for key in several_rows(others)
+            functools.partial(layered.make_missing, key, uncounted, elsewhere) for key in several
         ]
         jobs += [functools.partial(make, key, uncounted, elsewhere) for key in there]
         jobs += [functools.partial(make, key, report, elsewhere) for key in others]
         self._background = Background(jobs, "enginebay-compile", self._process)
         return self._background
+
+    def _counted(self, progress: Report | None, total: int) -> Callable[[StepKey], None]:
+        """A function that notes that a step's program is there, and calls `progress` with the
+        program's number, the total, and its name.
+        """
+        done = itertools.count(1)
+
+        def report(key: StepKey) -> None:
+            self.compilations.came(key)
+            if progress:
+                progress(next(done), total, str(key))
+
+        return report
 
     def _lacks(self, key: StepKey) -> bool:
         """Whether a program of the whole step is not compiled."""
@@ -357,7 +372,7 @@ class LocalExecutor(Executor):
 
         def is_warm(one: StepKey) -> bool:
             # Whether all programs of this size are compiled that warmup() would compile.
-            wanted = covering(_warmed([one], self.parts.config))
+            wanted = covering(warmed([one], self.parts.config))
             return all(program_name(each, self.layouts) in self._programs for each in wanted)
 
         if is_warm(key):
@@ -425,32 +440,3 @@ def _can_be_watched(step: Step) -> bool:
         samples = step.inputs.ints[:, columns.SAMPLES]
         return not (step.program.embeds or (samples == columns.DECODES).any())
     return step.program.kind != "verify"
-
-
-def _warmed(keys: Sequence[StepKey], config: EngineConfig) -> list[StepKey]:
-    """The keys, and the keys of the same steps with the additional results and with the adapters
-    that the configuration enables.
-    """
-    every = list(keys)
-    if config.full_vocab_logprobs:
-        every += [replace(key, full_vocab=True) for key in every if key.kind != "verify"]
-    if config.embeddings:
-        every += [replace(key, pools=True) for key in every if key.kind == "prefill"]
-    if config.prompt_embeds:
-        every += [replace(key, embeds=True) for key in every if key.kind == "prefill"]
-    if config.lora_slots:
-        every += [replace(key, adapts=True) for key in every]
-    return list(dict.fromkeys(every))
-
-
-def _counted(progress: Report | None, total: int) -> Callable[[StepKey], None]:
-    """A function that calls `progress` with the program's number, the total, and the program's
-    name.
-    """
-    done = itertools.count(1)
-
-    def report(key: StepKey) -> None:
-        if progress:
-            progress(next(done), total, str(key))
-
-    return report

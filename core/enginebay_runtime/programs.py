@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from enginebay.config import EngineConfig
 from enginebay.contracts.cache import CacheLayout
 from enginebay.contracts.step_key import StepKey, StepNeeds
 from enginebay.ops.spec import Bucket
@@ -103,6 +104,39 @@ def first_steps(keys: Iterable[StepKey]) -> list[StepKey]:
         if kind not in found or rank > found[kind][0]:
             found[kind] = rank, key
     return [key for _, key in found.values()]
+
+
+def warmed(keys: Iterable[StepKey], config: EngineConfig) -> list[StepKey]:
+    """The keys, and the keys of the same steps with the additional results and with the adapters
+    that the configuration enables.
+    """
+    every = list(keys)
+    if config.full_vocab_logprobs:
+        every += [replace(key, full_vocab=True) for key in every if key.kind != "verify"]
+    if config.embeddings:
+        every += [replace(key, pools=True) for key in every if key.kind == "prefill"]
+    if config.prompt_embeds:
+        every += [replace(key, embeds=True) for key in every if key.kind == "prefill"]
+    if config.lora_slots:
+        every += [replace(key, adapts=True) for key in every]
+    return list(dict.fromkeys(every))
+
+
+def in_order(keys: Sequence[StepKey], config: EngineConfig) -> tuple[list[StepKey], list[StepKey]]:
+    """The steps of `warmed`: those whose programs serve every request, and the others as they are
+    compiled beside the requests, first those that serve every step, then by increasing cost.
+    """
+    first = covering(warmed(first_steps(keys), config))
+    every = warmed(keys, config)
+    serving_all = set(covering(every))
+    others = [key for key in every if key not in first]
+    others.sort(key=lambda key: (key not in serving_all, *cost(key), key.full_vocab))
+    return first, others
+
+
+def plain(key: StepKey) -> StepKey:
+    """The key of the step without the variant of its sampler."""
+    return replace(key, variant=StepVariant.FULL, names=None)
 
 
 def is_near(key: StepKey, other: StepKey) -> bool:

@@ -131,8 +131,17 @@ def test_the_header_and_the_answer_say_what_is_waited_for(tab: Tab) -> None:
     waiting = "document.querySelector('.waiting')?.innerText"
     tab.until(f"{waiting}?.endsWith('s: the server has been compiling a program for 12 s')")
     assert tab.value(waiting).startswith("waiting for the first token, ")
-    tab.value("window.figures = {compiling_s: null, running: 4, waiting: 1}")
+    tab.value("""window.figures = {compiling_s: null, running: 4, waiting: 1, compiled: 7,
+        coming: ["decode 8 rows"], num_stand_ins: 2}""")
     tab.until(f"{STATE}.startsWith('ready: one on oengine')")
+    tab.until(f"{STATE}.endsWith('; 1 program is still to compile; 1 request waits')")
+    tab.value("document.getElementById('tab-live').click()")
+    tab.until("document.getElementById('programs').textContent.startsWith('7 programs compiled')")
+    assert tab.value("document.getElementById('programs').textContent") == (
+        "7 programs compiled, 1 to come, next: decode 8 rows. 2 steps ran in another program, "
+        "because theirs was not compiled."
+    )
+    tab.value("document.getElementById('tab-chat').click()")
     assert tab.value(STATE).endswith("; 1 request waits")
     tab.until(f"{waiting}?.endsWith('s: 4 requests running, 1 waiting')")
     tab.value("document.getElementById('stop').click(); window.fetch = window.plainFetch; 1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,6 +43,23 @@ def test_figures_say_what_is_compiled_and_what_waits(asker: Asker) -> None:
         first = asker.get("/ui/data").json()["models"][0]["compiling_s"]
         assert asker.get("/ui/data").json()["models"][0]["compiling_s"] > first > 0
     assert asker.get("/ui/data").json()["models"][0]["compiling_s"] is None
+
+
+def test_it_is_shown_what_comes_and_what_stands_in(
+    asker: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compilations = asker.llm.engine.compilations
+    [first, *_], later = asker.llm.engine.warmup_steps()
+    figures = asker.get("/ui/data").json()["models"][0]
+    assert (figures["coming"], figures["num_stand_ins"]) == ([], 0)
+    monkeypatch.setattr(compilations, "coming", tuple(later))
+    monkeypatch.setattr(compilations, "stand_ins", Counter({(later[0], first): 3}))
+    figures = asker.get("/ui/data").json()["models"][0]
+    assert (figures["coming"], figures["num_stand_ins"]) == ([str(key) for key in later], 3)
+    found = asker.get("/metrics").text
+    assert f'enginebay:programs_coming{{model_name="demo"}} {len(later)}.0' in found
+    labels = f'model_name="demo",ran="{first}",step="{later[0]}"'
+    assert f"enginebay:stand_in_steps_total{{{labels}}} 3.0" in found
 
 
 def test_figures_have_the_steps_and_endings_since_a_number(asker: Asker) -> None:

@@ -118,7 +118,9 @@ def test_a_server_answers_while_it_compiles() -> None:
         assert "are compiled beside the requests" in explained
         body = {"model": "demo", "prompt": "The snail " * 36, "max_tokens": 8, "temperature": 0}
         first = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()
+        assert 'programs_coming{model_name="demo"}' in httpx.get(f"{server.url}/metrics").text
         server.wait_for("ready: every program is compiled")
+        assert 'programs_coming{model_name="demo"} 0.0' in httpx.get(f"{server.url}/metrics").text
         status = httpx.get(f"{server.url}/readiness").json()["models"]["demo"]
         assert "programs" not in status
         again = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()

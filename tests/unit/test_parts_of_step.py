@@ -194,6 +194,23 @@ def test_requests_get_the_same_from_the_first_programs(both: tuple[LLM, LLM]) ->
     assert set(executor.programs) == before, "nothing was compiled for them"
 
 
+def test_it_is_known_which_steps_stand_in_and_which_come(both: tuple[LLM, LLM]) -> None:
+    _, llm = both
+    found = llm.engine.compilations
+    first, later = llm.engine.warmup_steps()
+    assert set(found.coming) == set(later)
+    found.stand_ins.clear()
+    llm.generate(PROMPTS, SamplingParams(max_tokens=3, temperature=0))
+    there = {key.bucket for key in first}
+    assert {ran.bucket for _, ran in found.stand_ins} <= there
+    steps = {step.bucket for step, _ in found.stand_ins}
+    assert {step.mode for step in steps} >= {"decode"}
+    assert not steps & there, "a step whose program is there needs no other"
+    found.stand_ins.clear()
+    llm.generate("a", SamplingParams(max_tokens=3, temperature=0))
+    assert not [step for step, _ in found.stand_ins if step.kind != "prefill"]
+
+
 @pytest.mark.long
 def test_hidden_states_and_prompt_logprobs_of_parts_are_joined(both: tuple[LLM, LLM]) -> None:
     usual, first = both

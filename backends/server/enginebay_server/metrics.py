@@ -180,6 +180,10 @@ class ModelMetrics:
                 "memory_roofline_gigabytes_per_second",
                 "The measured rate of reads from memory of one device; 0 before it was measured.",
             ): self.roofline_gigabytes_per_s,
+            (
+                "programs_coming",
+                "Steps whose program is compiled beside the requests and is not there yet.",
+            ): len(self.model.llm.engine.compilations.coming),
         }
 
     async def measure(self) -> None:
@@ -332,8 +336,15 @@ class Metrics:
             "Tokens that the programs of these steps computed, with padding.",
             labels=[LABEL, "mode"],
         )
+        stand_ins = CounterMetricFamily(
+            f"{PREFIX}stand_in_steps",
+            "Steps that ran, in whole or in part, as another step because theirs was not compiled.",
+            labels=[LABEL, "step", "ran"],
+        )
         for one in each:
             name = one.model.name
+            for (step, ran), count in one.model.llm.engine.compilations.stand_ins.copy().items():
+                stand_ins.add_metric([name, str(step), str(ran)], count)
             sums: Counter[tuple[str, ...]] = Counter()
             for bucket, count in one.engine.num_steps.copy().items():
                 sizes = bucket.tokens, bucket.seqs, bucket.max_kv_len
@@ -344,7 +355,7 @@ class Metrics:
                 launched.add_metric([name, mode], count)
             for mode, count in one.engine.num_with_padding.copy().items():
                 padded.add_metric([name, mode], count)
-        yield from (steps, launched, padded)
+        yield from (steps, launched, padded, stand_ins)
 
     @staticmethod
     def _histograms(one: ModelMetrics) -> Sequence[Histogram]:

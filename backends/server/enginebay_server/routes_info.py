@@ -92,10 +92,11 @@ def compiling(model: ServedModel) -> str:
         return "a program is compiled when a request needs it"
     if model.is_compiling and model.is_ready:
         done, total = model.progress
+        coming = model.llm.engine.compilations.coming
         return (
             f"{done} of {total} programs are compiled, the others are compiled beside the "
             "requests; until then steps run in larger programs or in several parts"
-        )
+        ) + (f"; next is {coming[0]}" if coming else "")
     return "every program is compiled before requests are answered"
 
 

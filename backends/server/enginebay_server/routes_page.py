@@ -92,6 +92,8 @@ class ModelView:
             "waiting": counts.waiting,
             "compiled": llm.engine.compilations.count,
             "compiling_s": llm.engine.compilations.running_s,
+            "coming": [str(key) for key in llm.engine.compilations.coming],
+            "num_stand_ins": llm.engine.compilations.stand_ins.total(),
             "gigabytes_per_s": metrics.achieved_gigabytes_per_s,
             "roofline_gigabytes_per_s": metrics.roofline_gigabytes_per_s,
             "next": number,

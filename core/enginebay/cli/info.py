@@ -71,6 +71,7 @@ def _explain(args: argparse.Namespace) -> None:
     engine = make_engine(plan)
     memory, configs = engine.memory, kernel_configs(plan, engine)
     stored = count_stored_bytes(plan)
+    first, later = engine.warmup_steps()
     cached = {group: spec.cache_dtype for group, spec in plan.model.info.attention.items()}
     record = {
         "model": {
@@ -102,6 +103,7 @@ def _explain(args: argparse.Namespace) -> None:
         | {"start_bytes": memory.start_bytes, "max_bytes": memory.max_bytes},
         "stored_bytes": dataclasses.asdict(stored),
         "cache": {"dtypes": cached, "num_tokens": engine.ledger.num_free_tokens},
+        "steps": {"first": [str(key) for key in first], "later": [str(key) for key in later]},
     }
     if args.json:
         _print_json(record)
@@ -118,6 +120,10 @@ def _explain(args: argparse.Namespace) -> None:
     _print_configs(configs)
     _print_memory(memory, engine.ledger.num_free_tokens, cached.values())
     _print_stored(stored)
+    if first:
+        print(f"compiled steps: {len(first) + len(later)}; a server is ready when it has these:")
+        for key in first:
+            print(f"  {key}")
     check_memory(memory)
 
 

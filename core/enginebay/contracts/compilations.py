@@ -1,4 +1,4 @@
-"""Compilations: what an engine has compiled, and what it compiles now."""
+"""Compilations: what an engine has compiled, compiles now and compiles later."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import contextlib
 import dataclasses
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+
+from enginebay.contracts.step_key import StepKey
 
 
 @dataclasses.dataclass(slots=True)
@@ -14,12 +17,18 @@ class Compilations:
     """The number of programs that an engine has compiled, and the sum of their compile times in
     seconds. While `forbidden` is True, another compilation raises CompilationError.
     `num_running` counts the programs that are being traced or compiled now.
+
+    `coming`: the steps whose programs are compiled beside the requests and are not there yet, next
+    first. `stand_ins` counts steps by themselves and by the step whose program ran, whole or for a
+    part of the rows or tokens, because their own was still coming. The engine's thread writes it.
     """
 
     count: int = 0
     seconds: float = 0.0
     forbidden: bool = False
     num_running: int = 0
+    coming: tuple[StepKey, ...] = ()
+    stand_ins: Counter[tuple[StepKey, StepKey]] = dataclasses.field(default_factory=Counter)
     _began_s: float = 0.0
     _lock: threading.Lock = dataclasses.field(
         default_factory=threading.Lock, repr=False, compare=False
@@ -29,6 +38,11 @@ class Compilations:
         """Count one more program. Any thread may call this method."""
         with self._lock:
             self.count += 1
+
+    def came(self, key: StepKey) -> None:
+        """Note that the program of a step is there. Any thread may call this method."""
+        with self._lock:
+            self.coming = tuple(one for one in self.coming if one != key)
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:

@@ -14,6 +14,7 @@ from enginebay.contracts.cache import KVLayout, Lease, Ledger
 from enginebay.contracts.compilations import Compilations
 from enginebay.contracts.processor import RowValues
 from enginebay.contracts.rows import EngineRows
+from enginebay.contracts.step_key import StepKey
 from enginebay.errors import InternalError, UnsupportedError
 from enginebay.memory import MemoryPlan
 from enginebay.ops.spec import Bucket
@@ -306,6 +307,13 @@ class Engine(ABC):
         """
         self.warmup(progress)
         return None
+
+    def warmup_steps(self) -> tuple[Sequence[StepKey], Sequence[StepKey]]:
+        """Return the steps that `begin_warmup` compiles, for reports: those with which every
+        request is answered, and those that are compiled later, in order. Works before
+        `make_arrays`. An engine without such parts returns ((), ()).
+        """
+        return (), ()
 
     def attention_problems(self) -> Sequence[AttentionProblem]:
         """Return the attention problem of every program that serving can need, for reports and

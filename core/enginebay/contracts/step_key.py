@@ -49,7 +49,8 @@ class StepKey:
 
     def __str__(self) -> str:
         b = self.bucket
-        size = f"{b.tokens} tokens" if self.kind == "prefill" else f"{b.seqs} rows"
+        number, what = (b.tokens, "token") if self.kind == "prefill" else (b.seqs, "row")
+        size = f"{number} {what}{'s' * (number != 1)}"
         variant = "" if self.variant is StepVariant.FULL else f", {self.variant.name.lower()}"
         full_vocab = ", full-vocabulary log-probabilities" if self.full_vocab else ""
         more = ", hidden states" * self.pools + ", embeddings" * self.embeds

@@ -94,7 +94,8 @@ def digits(text: str) -> str:
 
 def absent(name: str) -> dict[str, Any]:
     """Return the figures of a model whose replica does not answer."""
-    figures = dict.fromkeys(("max_num_seqs", "running", "waiting", "compiled", "next"), 0)
+    numbers = ("max_num_seqs", "running", "waiting", "compiled", "num_stand_ins", "next")
+    figures: dict[str, Any] = {**dict.fromkeys(numbers, 0), "coming": []}
     status = {"ready": False, "warmup": "waiting"}
     unknown: dict[str, Any] = {"engine": "", "records": [], "pages": None, "compiling_s": None}
     return {"name": name, "status": status, **unknown, **figures}

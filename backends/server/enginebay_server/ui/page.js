@@ -74,7 +74,9 @@ function headline({ ready, queued, models }) {
   const wait = waiting ? `; ${requests(waiting)} ${waiting === 1 ? "waits" : "wait"}` : "";
   const compiling = models.filter((model) => model.compiling_s !== null).map((model) => model.label);
   if (compiling.length) return `compiling a program: ${compiling.join(", ")}${wait}`;
-  return `ready: ${models.map((model) => `${model.label} on ${model.engine || "no engine"}`).join(", ")}${wait}`;
+  const coming = sum(models.map((model) => model.coming.length));
+  const come = coming ? `; ${coming} ${coming === 1 ? "program is" : "programs are"} still to compile` : "";
+  return `ready: ${models.map((model) => `${model.label} on ${model.engine || "no engine"}`).join(", ")}${come}${wait}`;
 }
 
 // What an answer of a model that has no token yet waits for.

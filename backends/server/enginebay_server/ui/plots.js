@@ -65,6 +65,13 @@ export function percentileLines(points) {
   }));
 }
 
+// What is compiled, what comes, and how many steps ran as another one meanwhile.
+function programs({ compiled, coming, num_stand_ins: steps }) {
+  const next = coming.length ? `, ${coming.length} to come, next: ${coming[0]}` : "";
+  const stood = steps ? ` ${steps} ${steps === 1 ? "step" : "steps"} ran in another program, because theirs was not compiled.` : "";
+  return `${compiled} programs compiled${next}.${stood}`;
+}
+
 export class Plots {
   constructor() {
     this.of = new Map(); // label of a model -> its records, samples and latest figures
@@ -101,6 +108,7 @@ export class Plots {
     this.drawReads(one, now);
     this.drawSteps(one, recent, now);
     this.drawPages(one.latest.pages);
+    $("programs").textContent = programs(one.latest);
   }
 
   drawRate(recent, now) {
