@@ -1,4 +1,4 @@
-"""Registers the commands bench, tune and eval."""
+"""Registers the commands bench, compare, tune and eval."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from enginebay.plugins.hooks import Register, hookimpl
 
 @hookimpl
 def register_commands(register: Register) -> None:
-    """Register bench, tune and eval."""
+    """Register bench, compare, tune and eval."""
     register(
         "bench",
         "enginebay_bench.cli.bench:COMMAND",
         summary="measure engines side by side, every implementation of an op, or a server",
+    )
+    register(
+        "compare",
+        "enginebay_bench.cli.compare:COMMAND",
+        summary="engines, kernels and other programs side by side: tokens first, then speed",
     )
     register(
         "tune",

@@ -1,1 +1,1 @@
-"""The commands bench, tune and eval."""
+"""The commands bench, compare, tune and eval."""

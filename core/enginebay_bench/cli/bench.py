@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
 import sys
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from enginebay.cli.command import Command
@@ -17,7 +15,6 @@ from enginebay.cli.options import (
     OWN_SAMPLING,
     add_engine_arguments,
     add_profile_argument,
-    flag_values,
     traced,
 )
 from enginebay.cli.show import print_shadow, print_table, progress
@@ -32,6 +29,7 @@ from enginebay_bench.cli.kernels import (
     refuse_flags,
     run_kernels,
 )
+from enginebay_bench.cli.listed import listed_variants
 from enginebay_bench.cli.serve import run_serve
 from enginebay_bench.cli.serve_flags import NUM_REQUESTS as NUM_SERVED
 from enginebay_bench.cli.serve_flags import OF_SERVE, add_serve_arguments
@@ -39,10 +37,6 @@ from enginebay_bench.cli.serve_flags import OF_SERVE, add_serve_arguments
 ROUNDS = 3
 NUM_REQUESTS = 32
 OF_REQUESTS = ("prompt_len", "new_tokens", "num_requests")
-ONE_EACH = ("engine", "scheduler", "dtype")
-"""Flags that take one list here. --attention takes a list too, and may be repeated, each time with
-its own list.
-"""
 
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
@@ -121,7 +115,7 @@ def _run_engines(args: argparse.Namespace) -> int:
             )
     with ExitStack() as stack, progress() as report, traced(args):
         llms: dict[str, LLM] = {}
-        for variant, values in _variants(args):
+        for variant, values in listed_variants(args):
             config = make_config(
                 OWN_SAMPLING, read_toml(args.config) if args.config else {}, values
             )
@@ -157,28 +151,6 @@ def _run_engines(args: argparse.Namespace) -> int:
     if is_cut:
         print("interrupted: these are the results of the finished rounds", file=sys.stderr)
     return INTERRUPTED if is_cut else 0
-
-
-def _variants(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
-    """Return every combination of the listed settings, named by the settings that differ."""
-    given = [(flag, getattr(args, flag)) for flag in ONE_EACH if getattr(args, flag)]
-    given += [("attention", text) for text in args.attention]
-    lists = [(flag, list(dict.fromkeys(text.split(",")))) for flag, text in given]
-    variants = []
-    for combination in itertools.product(*(values for _, values in lists)):
-        single = argparse.Namespace(**(vars(args) | {"attention": []}))
-        for (flag, _), value in zip(lists, combination, strict=True):
-            if flag == "attention":
-                single.attention.append(value)
-            else:
-                setattr(single, flag, value)
-        named = [
-            one for (_, values), one in zip(lists, combination, strict=True) if len(values) > 1
-        ]
-        if args.dump_step is not None and named:  # variants have programs of the same names
-            single.dump_step = str(Path(args.dump_step, "-".join(named).replace("/", "-")))
-        variants.append((" ".join(named) or "this configuration", flag_values(single)))
-    return variants
 
 
 def _print(records: list[dict[str, Any]]) -> None:

@@ -1,0 +1,194 @@
+"""compare: engines, kernels and other programs side by side on the same requests."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from enginebay.cli.command import Command
+from enginebay.cli.interrupts import INTERRUPTED
+from enginebay.cli.options import OWN_SAMPLING, add_engine_arguments, setting
+from enginebay.cli.show import print_table, progress
+from enginebay.config import make_config
+from enginebay.errors import InputError
+from enginebay.toml_file import read_toml
+from enginebay_bench.cli.listed import listed_variants
+
+if TYPE_CHECKING:
+    from enginebay_bench.compare.comparison import Comparison
+    from enginebay_bench.compare.variants import Variant
+
+FORMATS = ("table", "md", "csv", "json", "html")
+
+
+def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
+    """Declare what is compared on which requests, and what is made of it."""
+    parser.add_argument(
+        "--variant",
+        metavar="NAME:KEY=VALUE,...",
+        action="append",
+        default=[],
+        help="a further variant, with these settings over the flags; may be repeated",
+    )
+    parser.add_argument(
+        "--peer",
+        metavar="NAME=WHAT",
+        action="append",
+        default=[],
+        help="another program: http://ADDRESS[#MODEL], transformers:PYTHON, llama.cpp:PYTHON, or "
+        "command:PROGRAM; may be repeated",
+    )
+    parser.add_argument(
+        "--reference", metavar="NAME", help="variant that has the right tokens (default: the first)"
+    )
+    parser.add_argument(
+        "--prompt-len", metavar="N,...", default="128", help="tokens of the prompts; one or several"
+    )
+    parser.add_argument(
+        "--new-tokens", type=int, metavar="N", default=64, help="tokens of an output"
+    )
+    parser.add_argument(
+        "--num-requests",
+        type=int,
+        metavar="N",
+        default=1,
+        help="requests at once; several have lengths up to these",
+    )
+    parser.add_argument(
+        "--rounds", type=int, metavar="N", default=10, help="rounds of each variant"
+    )
+    parser.add_argument(
+        "--limit-s", type=float, metavar="S", default=600.0, help="seconds of a start, or of a run"
+    )
+    parser.add_argument(
+        "--format", choices=FORMATS, default="table", help="form of what is printed"
+    )
+    parser.add_argument(
+        "--output", metavar="FILE", help="file that keeps each run, in JSON lines (default: none)"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="continue what --output has (default: off)"
+    )
+    parser.add_argument(
+        "--read", metavar="FILE", help="print what such a file has, and run nothing (default: none)"
+    )
+    parser.add_argument(
+        "--against", metavar="FILE", help="an older file; print what has changed (default: none)"
+    )
+    add_engine_arguments(parser)
+
+
+def run(name: str, args: argparse.Namespace) -> int:
+    """Compare, and print what was found; 1 if a variant is wrong or failed."""
+    from enginebay_bench.compare.comparison import Comparison
+    from enginebay_bench.compare.records import read_record
+
+    older = read_record(args.against) if args.against else None
+    if args.read:
+        found = Comparison.of(read_record(args.read), older)
+    else:
+        found = _measured(args)
+        if older is not None:
+            found = Comparison.of(found.record, older)
+    print(_formatted(found, args.format), end="")
+    if not args.read and any("--resume" in note for note in found.notes):
+        print("interrupted: these are the results so far", file=sys.stderr)
+        return INTERRUPTED
+    return 0 if found.is_right else 1
+
+
+def _measured(args: argparse.Namespace) -> Comparison:
+    from enginebay_bench.compare.records import Cell, read_record
+    from enginebay_bench.compare.session import compare
+
+    for flag in ("new_tokens", "num_requests", "rounds"):
+        if getattr(args, flag) < 1:
+            written = flag.replace("_", "-")
+            raise InputError(
+                f"--{written} {getattr(args, flag)}", "at least 1", f"Pass --{written} 1."
+            )
+    lengths = args.prompt_len.split(",")
+    if not all(length.isdecimal() and int(length) for length in lengths):
+        raise InputError(
+            f"--prompt-len {args.prompt_len}", "numbers of tokens", "Pass --prompt-len 128,2048."
+        )
+    cells = [Cell(args.num_requests, int(length), args.new_tokens) for length in lengths]
+    variants = _variants(args)
+    names = [variant.name for variant in variants]
+    if (twice := [one for one in names if names.count(one) > 1]) or (
+        args.reference is not None and args.reference not in names
+    ):
+        raise InputError(
+            f"two variants named {twice[0]}" if twice else f"--reference {args.reference}",
+            f"one of {', '.join(dict.fromkeys(names))}, each once",
+            "Name the variants by --variant and --peer.",
+        )
+    if args.resume and args.output is None:
+        raise InputError("--resume without --output", "the file to continue", "Pass --output FILE.")
+    is_there = args.output is not None and Path(args.output).exists()
+    if is_there and not args.resume:
+        raise InputError(
+            f"--output {args.output}, which exists",
+            "a new file, or --resume",
+            "Pass --resume to continue it, or name another file.",
+        )
+    with progress() as report:
+        return compare(
+            variants,
+            cells,
+            rounds=args.rounds,
+            reference=args.reference,
+            output=args.output,
+            resumed=read_record(args.output) if is_there else None,
+            limit_s=args.limit_s,
+            command=shlex.join(["enginebay", *sys.argv[1:]]),
+            report=report,
+        )
+
+
+def _variants(args: argparse.Namespace) -> list[Variant]:
+    """The listed variants, those of --variant, and the peers."""
+    from enginebay_bench.compare.variants import engine_variant, peer_variant
+
+    file = read_toml(args.config) if args.config else {}
+    listed = listed_variants(args)
+    base = listed[0][1]
+    configs = {name: make_config(OWN_SAMPLING, file, values) for name, values in listed}
+    found = [engine_variant(name, config) for name, config in configs.items()]
+    for text in args.variant:
+        name, colon, written = text.partition(":")
+        if not (name and colon and written):
+            raise InputError(
+                f"--variant {text}",
+                "NAME:KEY=VALUE,...",
+                "For example --variant small:engine.page_size=32,dtype=bfloat16.",
+            )
+        layers: list[dict[str, Any]] = [setting(one) for one in written.split(",")]
+        found.append(engine_variant(name, make_config(OWN_SAMPLING, file, base, *layers)))
+    first = next(iter(configs.values()))
+    dtype = first.dtype if first.dtype != "auto" else "float32"
+    return [*found, *(peer_variant(text, first, str(dtype)) for text in args.peer)]
+
+
+def _formatted(found: Comparison, form: str) -> str:
+    from enginebay_bench.compare.page import page
+    from enginebay_bench.compare.table import as_csv, as_json, as_markdown, cell_table, remarks
+
+    if form == "html":
+        return page(found)
+    if form == "md":
+        return as_markdown(found)
+    if form == "csv":
+        return as_csv(found)
+    if form == "json":
+        return as_json(found) + "\n"
+    for cell in found.record.cells:
+        print(f"{cell.name}:")
+        print_table(*cell_table(found, cell))
+    return "\n".join(remarks(found)) + "\n"
+
+
+COMMAND = Command(add_arguments, run)

@@ -1,0 +1,250 @@
+"""Runs the variants of a comparison in turn, and records what they answer."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime as dt
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from enginebay.cli.environment import environment
+from enginebay.errors import InputError
+from enginebay_bench.compare.comparison import Comparison
+from enginebay_bench.compare.process import VariantError, VariantProcess
+from enginebay_bench.compare.records import SCHEMA, VERSION, Cell, Record, RecordWriter, counts
+from enginebay_bench.compare.variants import Variant
+from enginebay_bench.workload import Workload, mixed_batch, one_prompt
+
+PARITY_REQUESTS, PARITY_PROMPT, PARITY_TOKENS = 4, 64, 32
+NUM_LOGPROBS = 5
+"""Tokens per place by which a near tie is told from a fault."""
+
+Report = Callable[[str, int, int], None]
+
+
+def compare(
+    variants: Sequence[Variant],
+    cells: Sequence[Cell],
+    *,
+    rounds: int = 10,
+    reference: str | None = None,
+    output: str | None = None,
+    resumed: Record | None = None,
+    limit_s: float = 600.0,
+    command: str = "",
+    report: Report = lambda *_: None,
+) -> Comparison:
+    """Run variants in turn on the same requests, each in a process of its own, and compare them.
+
+    Their tokens are compared with those of `reference`, by default the first. `output`: a file that
+    keeps each run at once; `resumed`: what such a file has already. A start, and each run, may take
+    `limit_s`. Ctrl-C ends the runs, and what is there is compared.
+    """
+    record = Record(
+        {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "when": dt.datetime.now().astimezone().isoformat(timespec="seconds"),
+            "command": command,
+            "environment": machine(),
+            "cells": [dataclasses.asdict(cell) for cell in cells],
+            "variants": [variant.record for variant in variants],
+            "reference": reference or variants[0].name,
+            "rounds": rounds,
+        }
+    )
+    if resumed is not None:
+        for what in ("cells", "variants", "reference"):
+            if resumed.header[what] != json.loads(json.dumps(record.header[what])):
+                raise InputError(
+                    f"--resume with other {what} than the record has",
+                    "the same comparison; only its number of rounds may differ",
+                    "Repeat the command of the record, or name another file with --output.",
+                )
+        record = Record({**resumed.header, "rounds": rounds}, list(resumed.lines))
+    writer = RecordWriter(record, output)
+    try:
+        Session(variants, writer, limit_s).run(report)
+    except KeyboardInterrupt:
+        if not record.of("run"):
+            raise
+    finally:
+        writer.close()
+    return Comparison.of(record)
+
+
+def machine() -> dict[str, Any]:
+    """What figures depend on: versions, system and processor."""
+    found = environment(with_devices=False)
+    kept = {name: found[name] for name in ("enginebay", "python", "system")}
+    packages = {name: v for name, v in found["packages"].items() if v != "not installed"}
+    return {**kept, "packages": packages, "processor": _processor(), "cpu_count": os.cpu_count()}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def workload(cell: Cell, number: int, num_token_ids: int) -> Workload:
+    """The requests of a round, which have no prefix in common with those of another round."""
+    if cell.num_requests == 1:
+        return one_prompt(number, num_token_ids, cell.prompt_len, cell.new_tokens)
+    return mixed_batch(number, num_token_ids, cell.num_requests, cell.prompt_len, cell.new_tokens)
+
+
+class Session:
+    """The processes of the variants. Where any runs on an accelerator, one is there at a time,
+    because two would share its memory.
+    """
+
+    def __init__(self, variants: Sequence[Variant], writer: RecordWriter, limit_s: float) -> None:
+        """`limit_s` bounds the start of a process and each run."""
+        self._variants = {variant.name: variant for variant in variants}
+        self._writer, self._record, self._limit_s = writer, writer.record, limit_s
+        self._processes: dict[str, VariantProcess] = {}
+        self._takes_turns = False
+        self._num_token_ids = 0
+
+    def run(self, report: Report) -> None:
+        """Compare tokens, then time the rounds that are not recorded yet.
+
+        VariantError when the reference fails; another variant that fails is left out.
+        """
+        rounds, cells = self._record.header["rounds"], self._record.cells
+        names = list(self._record.variants)
+        try:
+            for done, name in enumerate(names):
+                report("starting and comparing tokens", done, len(names))
+                with self._left_out_if_it_fails(name):
+                    self._begin(name)
+            wanted = [
+                (number, cell, name)
+                for number in range(1, rounds + 1)
+                for cell, name in self._in_turn(cells, names, number)
+                if not self._record.is_done(name, cell.name, number)
+            ]
+            for done, (number, cell, name) in enumerate(wanted):
+                report(f"measuring {name}", done, len(wanted))
+                if not self._record.of("failed", variant=name):
+                    with self._left_out_if_it_fails(name):
+                        self._measure(name, cell, number)
+        finally:
+            for process in self._processes.values():
+                process.close()
+            self._processes.clear()
+
+    def _in_turn(
+        self, cells: Sequence[Cell], names: Sequence[str], number: int
+    ) -> Iterator[tuple[Cell, str]]:
+        """The runs of a round. Each round begins with another variant, so that none is always the
+        first. Processes that take turns run all cells at once.
+        """
+        first = number % len(names)
+        turned = [*names[first:], *names[:first]]
+        if self._takes_turns:
+            yield from ((cell, name) for name in turned for cell in cells)
+        else:
+            yield from ((cell, name) for cell in cells for name in turned)
+
+    @contextlib.contextmanager
+    def _left_out_if_it_fails(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except VariantError as error:
+            if process := self._processes.pop(name, None):
+                process.close()
+            if name == self._record.header["reference"]:
+                raise
+            self._writer.add("failed", variant=name, why=str(error))
+
+    def _begin(self, name: str) -> None:
+        """Start a variant, and record its facts and the tokens of the parity requests."""
+        if self._record.of("failed", variant=name):
+            return
+        process = self._process(name)
+        facts = process.facts
+        if not self._record.of("facts", variant=name):
+            self._writer.add("facts", variant=name, facts=facts)
+        self._takes_turns |= facts.get("platform", "cpu") != "cpu"
+        if not self._record.of("parity", variant=name):
+            longest = min(PARITY_PROMPT, *(cell.prompt_len for cell in self._record.cells))
+            most = min(PARITY_TOKENS, *(cell.new_tokens for cell in self._record.cells))
+            asked = mixed_batch(0, self._num_token_ids, PARITY_REQUESTS, longest, most)
+            found = process.run(_as_run(asked, NUM_LOGPROBS))
+            self._writer.add("parity", variant=name, requests=found)
+
+    def _process(self, name: str) -> VariantProcess:
+        """The process of a variant, which is started if it does not run."""
+        if self._takes_turns:
+            for other in set(self._processes) - {name}:
+                self._processes.pop(other).close()
+        if name not in self._processes:
+            self._processes[name] = VariantProcess(self._variants[name], self._limit_s)
+            self._processes[name].start()
+            room = self._processes[name].facts.get("max_model_len")
+            for cell in self._record.cells:
+                if room is not None and cell.prompt_len + cell.new_tokens >= room:
+                    raise InputError(
+                        f"{cell.name} for {name}",
+                        f"fewer than its {room} tokens in total",
+                        "Lower --prompt-len or --new-tokens, or raise --max-model-len.",
+                    )
+            if not self._num_token_ids:
+                self._take_vocabulary(name, self._processes[name].facts)
+            for cell in self._record.cells:  # compiles what is compiled late, and warms caches
+                self._processes[name].run(_as_run(workload(cell, 0, self._num_token_ids)))
+        return self._processes[name]
+
+    def _take_vocabulary(self, name: str, facts: dict[str, Any]) -> None:
+        """Make all prompts of the token ids of the reference, which starts first."""
+        number = facts.get("num_token_ids")
+        if not isinstance(number, int) or number < 1:
+            raise InputError(
+                f"the reference {name}, which does not tell its number of token ids",
+                "an engine of ours, or a peer that says num_token_ids",
+                "Name another variant with --reference.",
+            )
+        self._num_token_ids = number
+
+    def _measure(self, name: str, cell: Cell, number: int) -> None:
+        process = self._process(name)
+        run = workload(cell, number, self._num_token_ids)
+        before_s, own_s, start_s = _busy_s(), process.cpu_s() + time.process_time(), time.time()
+        found = process.run(_as_run(run))
+        others_s = _busy_s() - before_s - (process.cpu_s() + time.process_time() - own_s)
+        took_s = (time.time() - start_s) * (os.cpu_count() or 1)
+        self._writer.add(
+            "run",
+            variant=name,
+            cell=cell.name,
+            round=number,
+            requests=counts(found),
+            peak_mib=process.peak_mib,
+            others=round(max(0.0, others_s / took_s), 3),
+        )
+
+
+def _as_run(asked: Workload, num_logprobs: int = 0) -> dict[str, Any]:
+    prompts = [list(prompt) for prompt in asked.prompts]
+    return {"prompts": prompts, "new_tokens": list(asked.new_tokens), "logprobs": num_logprobs}
+
+
+def _busy_s() -> float:
+    """CPU seconds of all programs since the start of the machine; 0 where it does not tell."""
+    try:
+        first = Path("/proc/stat").read_text().partition("\n")[0].split()
+    except OSError:
+        return 0.0
+    user, nice, system = map(int, first[1:4])
+    return (user + nice + system) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,149 @@
+"""A comparison as text: a plain table, Markdown, CSV or JSON."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from typing import Any
+
+from enginebay_bench.compare.comparison import FIGURES, Comparison, Row
+from enginebay_bench.compare.records import Cell
+from enginebay_bench.compare.statistics import Interval, Spread
+
+
+def number(value: float) -> str:
+    """A figure with three or four digits."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def spread(value: Spread) -> str:
+    """A median with its quartiles."""
+    return f"{number(value.median)} ({number(value.low)} to {number(value.high)})"
+
+
+def interval(value: Interval) -> str:
+    """A ratio with its interval."""
+    return f"{value.ratio:.3f} ({value.low:.3f} to {value.high:.3f})"
+
+
+def shown_ratio(row: Row, figure: str, reference: str) -> str:
+    """The ratio of a row's speed to the reference's, or why there is none."""
+    if row.variant == reference:
+        return "reference"
+    if not row.parity.is_right:
+        return f"not ranked: {row.parity.verdict}"
+    if row.other_work:
+        return f"not comparable: {row.other_work}"
+    found = row.ratios.get(figure)
+    return "-" if found is None else interval(found)
+
+
+def figures_shown(comparison: Comparison, cell: Cell) -> list[str]:
+    """The figures that any row of a cell has."""
+    rows = [row for row in comparison.rows if row.cell == cell]
+    return [name for name in FIGURES if any(name in row.figures for row in rows)]
+
+
+def cell_table(comparison: Comparison, cell: Cell) -> tuple[list[str], list[list[str]]]:
+    """Titles and rows of a cell: ranked rows first, then the others."""
+    reference = comparison.record.header["reference"]
+    figures = figures_shown(comparison, cell)
+    ranked = comparison.ranking(cell)
+    places = {row.variant: str(place) for place, row in enumerate(ranked, 1)}
+    others = [row for row in comparison.rows if row.cell == cell and row.variant not in places]
+    ratio_of = figures[-1] if figures else ""
+    titles = ["rank", "variant", "tokens", *(FIGURES[name] for name in figures)]
+    titles += ["speed to the reference", "peak MiB"]
+    changed = any(row.changes for row in comparison.rows)
+    titles += ["speed to before"] * changed
+    rows = []
+    for row in (*ranked, *others):
+        values = [spread(row.figures[f]) if f in row.figures else "-" for f in figures]
+        cells = [places.get(row.variant, "-"), row.variant, row.parity.verdict, *values]
+        cells.append(shown_ratio(row, ratio_of, reference))
+        cells.append("-" if row.peak_mib is None else f"{row.peak_mib:.0f}")
+        if changed:
+            change = row.changes.get(ratio_of)
+            cells.append("-" if change is None else f"{interval(change)}, {change.verdict}")
+        rows.append(cells)
+    return titles, rows
+
+
+def remarks(comparison: Comparison) -> list[str]:
+    """Where tokens part, how programs started, and the notes of the comparison."""
+    found, seen = [], set[str]()
+    for row in comparison.rows:
+        if row.variant in seen:
+            continue
+        seen.add(row.variant)
+        if row.parity.text:
+            found.append(f"{row.variant}: {row.parity.verdict}: {row.parity.text}.")
+        if row.facts:
+            facts = row.facts
+            dtype = facts.get("dtype", "dtype not told")
+            programs = f", {facts['num_programs']} programs" if "num_programs" in facts else ""
+            found.append(
+                f"{row.variant}: {facts.get('name', 'unnamed')}, {dtype}; "
+                f"ready after {facts['ready_s']:.1f} s, of which {facts.get('compile_s', 0):.1f} s "
+                f"to compile{programs}."
+            )
+    rounds = comparison.record.header["rounds"]
+    found.append(
+        f"Medians and quartiles of {rounds} rounds; ratios are of the last figure, with 95 % "
+        "intervals by the bootstrap, and above 1 a variant is faster."
+    )
+    return [*found, *comparison.notes]
+
+
+def as_markdown(comparison: Comparison) -> str:
+    """Tables and remarks, to be pasted."""
+    header = comparison.record.header
+    parts = []
+    for cell in comparison.record.cells:
+        titles, rows = cell_table(comparison, cell)
+        lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
+        lines += [
+            f"| {' | '.join(one.replace('|', chr(92) + '|') for one in row)} |" for row in rows
+        ]
+        parts.append(f"**{cell.name}**\n\n" + "\n".join(lines))
+    parts.append("\n".join(f"- {line}" for line in remarks(comparison)))
+    environment = header["environment"]
+    packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
+    parts.append(
+        f"{header['when']}, {environment['processor']}, {environment['cpu_count']} CPU cores, "
+        f"{environment['system']}, Python {environment['python']}, {packages}.\n\n"
+        f"```sh\n{header['command']}\n```"
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+COLUMNS = ("cell", "variant", "verdict", "why", "figure", "median", "low", "high", "rounds")
+RATIOS = ("ratio", "ratio_low", "ratio_high")
+
+
+def as_csv(comparison: Comparison) -> str:
+    """A line for each figure of each row."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow((*COLUMNS, *RATIOS))
+    for row in comparison.rows:
+        why = row.other_work or row.parity.text
+        for name, value in row.figures.items():
+            first = (row.cell.name, row.variant, row.parity.verdict, why, name)
+            found = row.ratios.get(name)
+            ratios = ("", "", "") if found is None else dataclasses.astuple(found)
+            writer.writerow((*first, *dataclasses.astuple(value), len(row.rounds[name]), *ratios))
+    return text.getvalue()
+
+
+def as_json(comparison: Comparison) -> str:
+    """The header, and a record of each row."""
+    rows: list[dict[str, Any]] = []
+    for row in comparison.rows:
+        record = {**dataclasses.asdict(row), "cell": row.cell.name, "ranked": row.is_ranked}
+        rows.append(record)
+    return json.dumps(
+        {**comparison.record.header, "rows": rows, "notes": comparison.notes}, indent=2
+    )

@@ -1,0 +1,77 @@
+"""Variants: what is compared, each by a name and the command that starts its process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from enginebay.config import EngineConfig
+from enginebay.errors import InputError
+
+PEERS = Path(__file__).parent / "peers"
+ADAPTERS = ("transformers", "llama.cpp", "command")
+KINDS = "http://ADDRESS, transformers:PYTHON, llama.cpp:PYTHON or command:PROGRAM"
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A program that answers runs. `is_ours`: an engine of a configuration, whose results are
+    those of the reference if nothing is wrong.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    is_ours: bool = False
+
+    @property
+    def record(self) -> dict[str, object]:
+        """What tells whether a variant of an older record is the same."""
+        return {"name": self.name, "command": list(self.command[1:]), "ours": self.is_ours}
+
+
+def engine_variant(name: str, config: EngineConfig) -> Variant:
+    """An engine of a configuration, in a process of this Python."""
+    module = "enginebay_bench.compare.engine_process"
+    return Variant(name, (sys.executable, "-m", module, config.model_dump_json()), is_ours=True)
+
+
+def peer_variant(text: str, config: EngineConfig, dtype: str) -> Variant:
+    """A peer as NAME=KIND:WHAT or NAME=ADDRESS[#MODEL]. An adapter serves the model and the dtype
+    of the configuration.
+
+    InputError for another form, and for a program that does not exist.
+    """
+    name, has_value, value = text.partition("=")
+    kind, _, what = value.partition(":")
+    if name and value.startswith(("http://", "https://")):
+        address, _, model = value.partition("#")
+        return Variant(
+            name, (sys.executable, str(PEERS / "http_peer.py"), address, *[model][: bool(model)])
+        )
+    if not (name and has_value and what) or kind not in ADAPTERS:
+        raise InputError(
+            f"--peer {text}", f"NAME={KINDS}", "For example hf=transformers:/venv/bin/python."
+        )
+    if kind == "command":
+        return Variant(name, tuple(shlex.split(what)))
+    if not os.access(what, os.X_OK):
+        raise InputError(
+            f"--peer {text}",
+            "the path of a Python that can be run",
+            "Name the interpreter of the environment that has the other engine.",
+        )
+    script, more = {
+        "transformers": ("transformers_peer.py", (config.model, dtype)),
+        "llama.cpp": ("llama_cpp_peer.py", (config.model, str(config.max_model_len or 4096))),
+    }[kind]
+    return Variant(name, (what, str(PEERS / script), *map(str, more)))
+
+
+def same_variants(found: object, variants: Mapping[str, Variant]) -> bool:
+    """Whether a record's variants are these."""
+    return found == json.loads(json.dumps([one.record for one in variants.values()]))
