@@ -8,7 +8,7 @@ from enginebay.config import make_config
 from enginebay_bench.compare.records import Cell
 from enginebay_bench.compare.session import compare
 from enginebay_bench.compare.variants import engine_variant, peer_variant
-from tests.server.server_process import ServerProcess
+from tests.server.process import ServerProcess
 
 SIZES = {"max_model_len": 64, "max_num_seqs": 1, "max_num_batched_tokens": 16}
 
