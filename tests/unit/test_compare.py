@@ -14,25 +14,25 @@ import pytest
 from enginebay.cli.program import main
 from enginebay.config import EngineConfig
 from enginebay.errors import InputError
-from enginebay_bench.compare.comparison import Comparison, Row
+from enginebay_bench.compare.comparison import ComparedRow, Comparison
 from enginebay_bench.compare.page import page
 from enginebay_bench.compare.process import VariantError, VariantProcess
 from enginebay_bench.compare.records import Cell, read_record
-from enginebay_bench.compare.session import Session, compare
+from enginebay_bench.compare.session import ComparisonSession, compare
 from enginebay_bench.compare.statistics import paired_ratio, ratio_of_medians
-from enginebay_bench.compare.table import as_csv, as_json, as_markdown, cell_table
-from enginebay_bench.compare.variants import Variant, peer_variant
-from enginebay_bench.compare.verdicts import compare_tokens
+from enginebay_bench.compare.table import cell_table, csv_text, json_text, markdown_text
+from enginebay_bench.compare.variants import ComparedVariant, peer_variant
+from enginebay_bench.compare.verdicts import token_verdict
 
 FAKE = Path(__file__).with_name("fake_peer.py")
 CELL = Cell(1, 16, 8)
 
 
-def fake(name: str, *faults: str) -> Variant:
-    return Variant(name, (sys.executable, str(FAKE), *faults))
+def fake(name: str, *faults: str) -> ComparedVariant:
+    return ComparedVariant(name, (sys.executable, str(FAKE), *faults))
 
 
-def run(*variants: Variant, rounds: int = 3, **options: Any) -> dict[str, Row]:
+def run(*variants: ComparedVariant, rounds: int = 3, **options: Any) -> dict[str, ComparedRow]:
     found = compare(variants, [CELL], rounds=rounds, **options)
     return {row.variant: row for row in found.rows}
 
@@ -74,7 +74,7 @@ def answer(*tokens: int, **more: Any) -> dict[str, Any]:
 def test_tokens_are_compared_up_to_the_first_that_differs(
     got: dict[str, Any], verdict: str, text: str
 ) -> None:
-    found = compare_tokens([answer(5, 7, 9)], [got], "float32")
+    found = token_verdict([answer(5, 7, 9)], [got], "float32")
     assert (found.verdict, found.text) == (verdict, text)
 
 
@@ -124,7 +124,11 @@ def test_a_variant_that_fails_is_left_out(fault: str, why: str) -> None:
 
 
 def test_a_program_that_cannot_be_started_or_says_nonsense_is_told() -> None:
-    rows = run(fake("right"), Variant("none", ("/no/program",)), Variant("echo", ("echo", "hello")))
+    rows = run(
+        fake("right"),
+        ComparedVariant("none", ("/no/program",)),
+        ComparedVariant("echo", ("echo", "hello")),
+    )
     assert "cannot be started" in rows["none"].parity.text
     assert "wrote 'hello\\n', which is no record" in rows["echo"].parity.text
 
@@ -166,13 +170,13 @@ def test_rounds_begin_with_each_variant_in_turn() -> None:
 
 def test_one_process_is_there_at_a_time_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[int] = []
-    measure = Session._measure
+    measure = ComparisonSession._measure
 
-    def watch(self: Session, *args: Any) -> None:
+    def watch(self: ComparisonSession, *args: Any) -> None:
         measure(self, *args)
         alive.append(len(self._processes))
 
-    monkeypatch.setattr(Session, "_measure", watch)
+    monkeypatch.setattr(ComparisonSession, "_measure", watch)
     run(fake("a", "cuda"), fake("b", "cuda"), rounds=2)
     assert alive == [1] * 4
     alive.clear()
@@ -192,7 +196,7 @@ def test_processes_end_with_the_comparison(monkeypatch: pytest.MonkeyPatch) -> N
         raise KeyboardInterrupt
 
     monkeypatch.setattr(VariantProcess, "__init__", keep)
-    monkeypatch.setattr(Session, "_measure", interrupt)
+    monkeypatch.setattr(ComparisonSession, "_measure", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run(fake("a"), fake("b"))
     assert [one._process.returncode for one in made] == [-9, -9]
@@ -203,7 +207,7 @@ def test_changes_since_an_older_record_are_shown() -> None:
     newer = compare([fake("a"), fake("b")], [CELL], rounds=4).record
     rows = {row.variant: row for row in Comparison.of(newer, older).rows}
     assert rows["b"].changes["output_tokens_per_s"].verdict == "faster"
-    assert "faster" in as_markdown(Comparison.of(newer, older))
+    assert "faster" in markdown_text(Comparison.of(newer, older))
 
 
 def test_reports_are_whole() -> None:
@@ -214,9 +218,9 @@ def test_reports_are_whole() -> None:
     assert "compare &lt;x&gt;" in text
     assert text.count("<svg") >= 5
     assert found._repr_html_() in text
-    assert "c\\|d" in as_markdown(found)
-    assert len(as_csv(found).splitlines()) == 1 + 2 * 5
-    assert json.loads(as_json(found))["rows"][1]["parity"]["verdict"] == "wrong"
+    assert "c\\|d" in markdown_text(found)
+    assert len(csv_text(found).splitlines()) == 1 + 2 * 5
+    assert json.loads(json_text(found))["rows"][1]["parity"]["verdict"] == "wrong"
 
 
 def test_peers_are_named_by_kind() -> None:

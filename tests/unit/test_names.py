@@ -44,7 +44,8 @@ ALLOWED = (
         "main",
         "enginebay.cli enginebay.cli.program enginebay.text.worker.__main__"
         " enginebay_testing.replay enginebay_testing.worker enginebay_bench.weight_reads"
-        " enginebay_server.replicas.router_process",
+        " enginebay_server.replicas.router_process enginebay_bench.compare.engine_process"
+        " enginebay_bench.compare.peers.*",
     ),
     Shared(
         "makes the engine of a plan: the composition calls the function of the chosen plugin",

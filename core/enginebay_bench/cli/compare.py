@@ -19,7 +19,7 @@ from enginebay_bench.cli.listed import listed_variants
 
 if TYPE_CHECKING:
     from enginebay_bench.compare.comparison import Comparison
-    from enginebay_bench.compare.variants import Variant
+    from enginebay_bench.compare.variants import ComparedVariant
 
 FORMATS = ("table", "md", "csv", "json", "html")
 
@@ -149,7 +149,7 @@ def _measured(args: argparse.Namespace) -> Comparison:
         )
 
 
-def _variants(args: argparse.Namespace) -> list[Variant]:
+def _variants(args: argparse.Namespace) -> list[ComparedVariant]:
     """The listed variants, those of --variant, and the peers."""
     from enginebay_bench.compare.variants import engine_variant, peer_variant
 
@@ -175,16 +175,22 @@ def _variants(args: argparse.Namespace) -> list[Variant]:
 
 def _formatted(found: Comparison, form: str) -> str:
     from enginebay_bench.compare.page import page
-    from enginebay_bench.compare.table import as_csv, as_json, as_markdown, cell_table, remarks
+    from enginebay_bench.compare.table import (
+        cell_table,
+        csv_text,
+        json_text,
+        markdown_text,
+        remarks,
+    )
 
     if form == "html":
         return page(found)
     if form == "md":
-        return as_markdown(found)
+        return markdown_text(found)
     if form == "csv":
-        return as_csv(found)
+        return csv_text(found)
     if form == "json":
-        return as_json(found) + "\n"
+        return json_text(found) + "\n"
     for cell in found.record.cells:
         print(f"{cell.name}:")
         print_table(*cell_table(found, cell))

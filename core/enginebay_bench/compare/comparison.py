@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
-from enginebay_bench.compare.records import Cell, Record
+from enginebay_bench.compare.records import Cell, RunRecord
 from enginebay_bench.compare.statistics import Interval, Spread, paired_ratio, ratio_of_medians
-from enginebay_bench.compare.verdicts import Parity, compare_tokens, other_work
+from enginebay_bench.compare.verdicts import TokenVerdict, other_work, token_verdict
 
 BUSY = 0.1
 """Share of the machine's time from which on other programs spoil a comparison."""
@@ -57,7 +57,7 @@ def speed(name: str, values: Sequence[float]) -> list[float]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class ComparedRow:
     """A variant in a cell: figures over rounds, and their speed as ratios to the reference's.
 
     `other_work` says why there are no ratios. `changes` are ratios to an older record.
@@ -65,7 +65,7 @@ class Row:
 
     variant: str
     cell: Cell
-    parity: Parity
+    parity: TokenVerdict
     other_work: str
     rounds: Mapping[str, Sequence[float]]
     figures: Mapping[str, Spread]
@@ -84,12 +84,12 @@ class Row:
 class Comparison:
     """The rows of a record, by cell, and what is to be known before they are believed."""
 
-    record: Record
-    rows: Sequence[Row]
+    record: RunRecord
+    rows: Sequence[ComparedRow]
     notes: Sequence[str]
 
-    @staticmethod
-    def of(record: Record, older: Record | None = None) -> Comparison:
+    @classmethod
+    def of(cls, record: RunRecord, older: RunRecord | None = None) -> Self:
         """Compute everything from the lines of a record; and the changes since an older one."""
         before = None if older is None else Comparison.of(older)
         rows = [
@@ -97,9 +97,9 @@ class Comparison:
             for cell in record.cells
             for name in record.variants
         ]
-        return Comparison(record, rows, _notes(record))
+        return cls(record, rows, _notes(record))
 
-    def ranking(self, cell: Cell) -> list[Row]:
+    def ranking(self, cell: Cell) -> list[ComparedRow]:
         """The rows of a cell that may be ranked, by the last figure that all of them have, fastest
         first.
         """
@@ -108,7 +108,7 @@ class Comparison:
         if not shared:
             return rows
 
-        def median_speed(row: Row) -> float:
+        def median_speed(row: ComparedRow) -> float:
             return statistics.median(speed(shared[-1], row.rounds[shared[-1]]))
 
         return sorted(rows, key=median_speed, reverse=True)
@@ -118,31 +118,26 @@ class Comparison:
         """Whether no variant is wrong or failed."""
         return not any(row.parity.verdict in ("wrong", "failed") for row in self.rows)
 
-    def _repr_html_(self) -> str:
-        from enginebay_bench.compare.page import body
 
-        return body(self)
-
-
-def _facts(record: Record, name: str) -> Mapping[str, Any]:
+def _facts(record: RunRecord, name: str) -> Mapping[str, Any]:
     lines = record.of("facts", variant=name)
     return lines[0]["facts"] if lines else {}
 
 
-def _parity(record: Record, name: str) -> Parity:
+def _parity(record: RunRecord, name: str) -> TokenVerdict:
     if failed := record.of("failed", variant=name):
-        return Parity("failed", failed[0]["why"])
+        return TokenVerdict("failed", failed[0]["why"])
     reference = record.header["reference"]
     wanted, found = (record.of("parity", variant=one) for one in (reference, name))
     if not (wanted and found):
-        return Parity("unknown", "its tokens were not compared yet")
+        return TokenVerdict("unknown", "its tokens were not compared yet")
     if name == reference:
-        return Parity("reference")
+        return TokenVerdict("reference")
     dtype = str(_facts(record, reference).get("dtype", "float32"))
-    return compare_tokens(wanted[0]["requests"], found[0]["requests"], dtype)
+    return token_verdict(wanted[0]["requests"], found[0]["requests"], dtype)
 
 
-def _row(record: Record, name: str, cell: Cell) -> Row:
+def _row(record: RunRecord, name: str, cell: Cell) -> ComparedRow:
     reference = record.header["reference"]
     runs, others = (
         {line["round"]: line for line in record.of("run", variant=one, cell=cell.name)}
@@ -167,7 +162,7 @@ def _row(record: Record, name: str, cell: Cell) -> Row:
                 both = (speed(figure, one) for one in zip(*pairs, strict=True))
                 ratios[figure] = paired_ratio(*both)
     peaks = [line["peak_mib"] for line in runs.values() if line["peak_mib"] is not None]
-    return Row(
+    return ComparedRow(
         variant=name,
         cell=cell,
         parity=_parity(record, name),
@@ -180,7 +175,7 @@ def _row(record: Record, name: str, cell: Cell) -> Row:
     )
 
 
-def _with_changes(row: Row, before: Comparison | None) -> Row:
+def _with_changes(row: ComparedRow, before: Comparison | None) -> ComparedRow:
     """The row with the ratios of its speed to that of the same row before."""
     if before is None:
         return row
@@ -194,7 +189,7 @@ def _with_changes(row: Row, before: Comparison | None) -> Row:
     return dataclasses.replace(row, changes=changes)
 
 
-def _notes(record: Record) -> list[str]:
+def _notes(record: RunRecord) -> list[str]:
     """What spoils the figures, or is missing of them."""
     notes, runs = [], record.of("run")
     busy = [line for line in runs if line["others"] > BUSY]

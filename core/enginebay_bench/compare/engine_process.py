@@ -40,7 +40,7 @@ def facts(llm: LLM, compile_s: float) -> dict[str, Any]:
     }
 
 
-def answer(llm: LLM, run: dict[str, Any]) -> list[dict[str, Any]]:
+def answer_run(llm: LLM, run: dict[str, Any]) -> list[dict[str, Any]]:
     """Run the requests together, and return a record for each."""
     from enginebay import SamplingParams
 
@@ -88,7 +88,7 @@ def main() -> None:
             llm.warmup()
             write({"ready": facts(llm, time.monotonic() - start_s)})
             for line in sys.stdin:
-                write({"requests": answer(llm, json.loads(line))})
+                write({"requests": answer_run(llm, json.loads(line))})
     except EnginebayError as error:
         write({"error": str(error)})
         raise SystemExit(1) from None

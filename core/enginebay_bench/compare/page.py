@@ -5,13 +5,26 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from enginebay_bench.compare.comparison import FIGURES, Comparison, Row
+from enginebay_bench.compare.comparison import FIGURES, ComparedRow, Comparison
 from enginebay_bench.compare.records import Cell
-from enginebay_bench.compare.table import cell_table, figures_shown, interval, number, remarks
+from enginebay_bench.compare.table import (
+    cell_table,
+    figure_text,
+    figures_shown,
+    interval_text,
+    remarks,
+)
 from enginebay_bench.serve.plots import Axis, Line, line_plot, ticks
 from enginebay_bench.serve.report import STYLE
 
 WIDTH, LEFT, RIGHT, BAR, GAP = 520, 150, 20, 18, 10
+
+
+class ShownComparison(Comparison):
+    """A comparison that notebooks show as tables and plots."""
+
+    def _repr_html_(self) -> str:
+        return body(self)
 
 
 def page(comparison: Comparison) -> str:
@@ -79,7 +92,7 @@ def _plots(comparison: Comparison, cell: Cell) -> str:
     return f'<div class="plots">{"".join(f"<div>{plot}</div>" for plot in plots)}</div>'
 
 
-def _bars(title: str, figure: str, rows: Sequence[Row]) -> str:
+def _bars(title: str, figure: str, rows: Sequence[ComparedRow]) -> str:
     """A bar for the median of each row, with a line from quartile to quartile."""
     shown = [row for row in rows if figure in row.figures]
     end = max(row.figures[figure].high for row in shown)
@@ -93,20 +106,22 @@ def _bars(title: str, figure: str, rows: Sequence[Row]) -> str:
     for mark in marks:
         at = f"{LEFT + mark * scale:.1f}"
         parts.append(f'<path class="grid" d="M{at} 26V{height - 20}"/>')
-        parts.append(f'<text class="x" x="{at}" y="{height - 6}">{number(mark)}</text>')
+        parts.append(f'<text class="x" x="{at}" y="{height - 6}">{figure_text(mark)}</text>')
     for place, row in enumerate(shown):
         top, value = 30 + place * (BAR + GAP), row.figures[figure]
         middle = top + BAR / 2
         low, high = (f"{LEFT + one * scale:.1f}" for one in (value.low, value.high))
         ratio = (
-            f", {interval(row.ratios[figure])} times the reference" if figure in row.ratios else ""
+            f", {interval_text(row.ratios[figure])} times the reference"
+            if figure in row.ratios
+            else ""
         )
         name = row.variant if len(row.variant) <= 24 else f"{row.variant[:23]}…"
         parts.append(f'<text class="y" x="{LEFT - 6}" y="{middle:.1f}">{_text(name)}</text>')
         parts.append(
             f'<rect class="f{int(not row.is_ranked)}" x="{LEFT}" y="{top}" '
             f'width="{value.median * scale:.1f}" height="{BAR}"><title>'
-            f"{_text(f'{row.variant}: {number(value.median)}{ratio}')}</title></rect>"
+            f"{_text(f'{row.variant}: {figure_text(value.median)}{ratio}')}</title></rect>"
         )
         parts.append(f'<path class="line c4" d="M{low} {middle:.1f}H{high}"/>')
     return "".join([*parts, "</svg>"])

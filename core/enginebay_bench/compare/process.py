@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from enginebay.errors import EnginebayError
-from enginebay_bench.compare.variants import Variant
+from enginebay_bench.compare.variants import ComparedVariant
 
 MAX_ERROR_LINES = 8
 
@@ -27,7 +27,7 @@ class VariantProcess:
     takes longer is ended.
     """
 
-    def __init__(self, variant: Variant, limit_s: float) -> None:
+    def __init__(self, variant: ComparedVariant, limit_s: float) -> None:
         self._variant, self._limit_s = variant, limit_s
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         self._began_s = time.monotonic()

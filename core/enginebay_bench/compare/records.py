@@ -41,7 +41,7 @@ class Cell:
 
 
 @dataclasses.dataclass
-class Record:
+class RunRecord:
     """What was compared, and all lines so far."""
 
     header: dict[str, Any]
@@ -68,7 +68,7 @@ class Record:
         return bool(self.of("run", variant=variant, cell=cell, round=number))
 
 
-def read_record(path: str | Path) -> Record:
+def read_record(path: str | Path) -> RunRecord:
     """Read a record. A last line that was cut is left out. InputError for a file that is none."""
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -89,7 +89,7 @@ def read_record(path: str | Path) -> Record:
         raise _no_record(path, f"it does not begin with the schema {SCHEMA}")
     if lines[0].get("version") != VERSION:
         raise _no_record(path, f"its version is {lines[0].get('version')!r}")
-    return Record(lines[0], lines[1:])
+    return RunRecord(lines[0], lines[1:])
 
 
 def _no_record(path: str | Path, why: str) -> InputError:
@@ -100,10 +100,10 @@ def _no_record(path: str | Path, why: str) -> InputError:
     )
 
 
-class RecordWriter:
+class RunWriter:
     """Adds lines to a record and to its file, if it has one, each at once."""
 
-    def __init__(self, record: Record, path: str | None) -> None:
+    def __init__(self, record: RunRecord, path: str | None) -> None:
         self.record = record
         self._file: io.TextIOBase | None = None
         if path is not None:

@@ -9,44 +9,43 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from enginebay.cli.environment import environment
+from enginebay.compose.composition import Progress
 from enginebay.errors import InputError
-from enginebay_bench.compare.comparison import Comparison
+from enginebay_bench.compare.page import ShownComparison
 from enginebay_bench.compare.process import VariantError, VariantProcess
-from enginebay_bench.compare.records import SCHEMA, VERSION, Cell, Record, RecordWriter, counts
-from enginebay_bench.compare.variants import Variant
+from enginebay_bench.compare.records import SCHEMA, VERSION, Cell, RunRecord, RunWriter, counts
+from enginebay_bench.compare.variants import ComparedVariant
 from enginebay_bench.workload import Workload, mixed_batch, one_prompt
 
 PARITY_REQUESTS, PARITY_PROMPT, PARITY_TOKENS = 4, 64, 32
 NUM_LOGPROBS = 5
 """Tokens per place by which a near tie is told from a fault."""
 
-Report = Callable[[str, int, int], None]
-
 
 def compare(
-    variants: Sequence[Variant],
+    variants: Sequence[ComparedVariant],
     cells: Sequence[Cell],
     *,
     rounds: int = 10,
     reference: str | None = None,
     output: str | None = None,
-    resumed: Record | None = None,
+    resumed: RunRecord | None = None,
     limit_s: float = 600.0,
     command: str = "",
-    report: Report = lambda *_: None,
-) -> Comparison:
+    report: Progress = lambda *_: None,
+) -> ShownComparison:
     """Run variants in turn on the same requests, each in a process of its own, and compare them.
 
     Their tokens are compared with those of `reference`, by default the first. `output`: a file that
     keeps each run at once; `resumed`: what such a file has already. A start, and each run, may take
     `limit_s`. Ctrl-C ends the runs, and what is there is compared.
     """
-    record = Record(
+    record = RunRecord(
         {
             "schema": SCHEMA,
             "version": VERSION,
@@ -67,16 +66,16 @@ def compare(
                     "the same comparison; only its number of rounds may differ",
                     "Repeat the command of the record, or name another file with --output.",
                 )
-        record = Record({**resumed.header, "rounds": rounds}, list(resumed.lines))
-    writer = RecordWriter(record, output)
+        record = RunRecord({**resumed.header, "rounds": rounds}, list(resumed.lines))
+    writer = RunWriter(record, output)
     try:
-        Session(variants, writer, limit_s).run(report)
+        ComparisonSession(variants, writer, limit_s).run(report)
     except KeyboardInterrupt:
         if not record.of("run"):
             raise
     finally:
         writer.close()
-    return Comparison.of(record)
+    return ShownComparison.of(record)
 
 
 def machine() -> dict[str, Any]:
@@ -103,12 +102,14 @@ def workload(cell: Cell, number: int, num_token_ids: int) -> Workload:
     return mixed_batch(number, num_token_ids, cell.num_requests, cell.prompt_len, cell.new_tokens)
 
 
-class Session:
+class ComparisonSession:
     """The processes of the variants. Where any runs on an accelerator, one is there at a time,
     because two would share its memory.
     """
 
-    def __init__(self, variants: Sequence[Variant], writer: RecordWriter, limit_s: float) -> None:
+    def __init__(
+        self, variants: Sequence[ComparedVariant], writer: RunWriter, limit_s: float
+    ) -> None:
         """`limit_s` bounds the start of a process and each run."""
         self._variants = {variant.name: variant for variant in variants}
         self._writer, self._record, self._limit_s = writer, writer.record, limit_s
@@ -116,7 +117,7 @@ class Session:
         self._takes_turns = False
         self._num_token_ids = 0
 
-    def run(self, report: Report) -> None:
+    def run(self, report: Progress) -> None:
         """Compare tokens, then time the rounds that are not recorded yet.
 
         VariantError when the reference fails; another variant that fails is left out.

@@ -8,27 +8,27 @@ import io
 import json
 from typing import Any
 
-from enginebay_bench.compare.comparison import FIGURES, Comparison, Row
+from enginebay_bench.compare.comparison import FIGURES, ComparedRow, Comparison
 from enginebay_bench.compare.records import Cell
 from enginebay_bench.compare.statistics import Interval, Spread
 
 
-def number(value: float) -> str:
+def figure_text(value: float) -> str:
     """A figure with three or four digits."""
     return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def spread(value: Spread) -> str:
+def spread_text(value: Spread) -> str:
     """A median with its quartiles."""
-    return f"{number(value.median)} ({number(value.low)} to {number(value.high)})"
+    return f"{figure_text(value.median)} ({figure_text(value.low)} to {figure_text(value.high)})"
 
 
-def interval(value: Interval) -> str:
+def interval_text(value: Interval) -> str:
     """A ratio with its interval."""
     return f"{value.ratio:.3f} ({value.low:.3f} to {value.high:.3f})"
 
 
-def shown_ratio(row: Row, figure: str, reference: str) -> str:
+def shown_ratio(row: ComparedRow, figure: str, reference: str) -> str:
     """The ratio of a row's speed to the reference's, or why there is none."""
     if row.variant == reference:
         return "reference"
@@ -37,7 +37,7 @@ def shown_ratio(row: Row, figure: str, reference: str) -> str:
     if row.other_work:
         return f"not comparable: {row.other_work}"
     found = row.ratios.get(figure)
-    return "-" if found is None else interval(found)
+    return "-" if found is None else interval_text(found)
 
 
 def figures_shown(comparison: Comparison, cell: Cell) -> list[str]:
@@ -60,13 +60,13 @@ def cell_table(comparison: Comparison, cell: Cell) -> tuple[list[str], list[list
     titles += ["speed to before"] * changed
     rows = []
     for row in (*ranked, *others):
-        values = [spread(row.figures[f]) if f in row.figures else "-" for f in figures]
+        values = [spread_text(row.figures[f]) if f in row.figures else "-" for f in figures]
         cells = [places.get(row.variant, "-"), row.variant, row.parity.verdict, *values]
         cells.append(shown_ratio(row, ratio_of, reference))
         cells.append("-" if row.peak_mib is None else f"{row.peak_mib:.0f}")
         if changed:
             change = row.changes.get(ratio_of)
-            cells.append("-" if change is None else f"{interval(change)}, {change.verdict}")
+            cells.append("-" if change is None else f"{interval_text(change)}, {change.verdict}")
         rows.append(cells)
     return titles, rows
 
@@ -97,7 +97,7 @@ def remarks(comparison: Comparison) -> list[str]:
     return [*found, *comparison.notes]
 
 
-def as_markdown(comparison: Comparison) -> str:
+def markdown_text(comparison: Comparison) -> str:
     """Tables and remarks, to be pasted."""
     header = comparison.record.header
     parts = []
@@ -123,7 +123,7 @@ COLUMNS = ("cell", "variant", "verdict", "why", "figure", "median", "low", "high
 RATIOS = ("ratio", "ratio_low", "ratio_high")
 
 
-def as_csv(comparison: Comparison) -> str:
+def csv_text(comparison: Comparison) -> str:
     """A line for each figure of each row."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -138,7 +138,7 @@ def as_csv(comparison: Comparison) -> str:
     return text.getvalue()
 
 
-def as_json(comparison: Comparison) -> str:
+def json_text(comparison: Comparison) -> str:
     """The header, and a record of each row."""
     rows: list[dict[str, Any]] = []
     for row in comparison.rows:

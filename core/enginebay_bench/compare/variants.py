@@ -19,7 +19,7 @@ KINDS = "http://ADDRESS, transformers:PYTHON, llama.cpp:PYTHON or command:PROGRA
 
 
 @dataclasses.dataclass(frozen=True)
-class Variant:
+class ComparedVariant:
     """A program that answers runs. `is_ours`: an engine of a configuration, whose results are
     those of the reference if nothing is wrong.
     """
@@ -34,13 +34,15 @@ class Variant:
         return {"name": self.name, "command": list(self.command[1:]), "ours": self.is_ours}
 
 
-def engine_variant(name: str, config: EngineConfig) -> Variant:
+def engine_variant(name: str, config: EngineConfig) -> ComparedVariant:
     """An engine of a configuration, in a process of this Python."""
     module = "enginebay_bench.compare.engine_process"
-    return Variant(name, (sys.executable, "-m", module, config.model_dump_json()), is_ours=True)
+    return ComparedVariant(
+        name, (sys.executable, "-m", module, config.model_dump_json()), is_ours=True
+    )
 
 
-def peer_variant(text: str, config: EngineConfig, dtype: str) -> Variant:
+def peer_variant(text: str, config: EngineConfig, dtype: str) -> ComparedVariant:
     """A peer as NAME=KIND:WHAT or NAME=ADDRESS[#MODEL]. An adapter serves the model and the dtype
     of the configuration.
 
@@ -50,7 +52,7 @@ def peer_variant(text: str, config: EngineConfig, dtype: str) -> Variant:
     kind, _, what = value.partition(":")
     if name and value.startswith(("http://", "https://")):
         address, _, model = value.partition("#")
-        return Variant(
+        return ComparedVariant(
             name, (sys.executable, str(PEERS / "http_peer.py"), address, *[model][: bool(model)])
         )
     if not (name and has_value and what) or kind not in ADAPTERS:
@@ -58,7 +60,7 @@ def peer_variant(text: str, config: EngineConfig, dtype: str) -> Variant:
             f"--peer {text}", f"NAME={KINDS}", "For example hf=transformers:/venv/bin/python."
         )
     if kind == "command":
-        return Variant(name, tuple(shlex.split(what)))
+        return ComparedVariant(name, tuple(shlex.split(what)))
     if not os.access(what, os.X_OK):
         raise InputError(
             f"--peer {text}",
@@ -69,9 +71,9 @@ def peer_variant(text: str, config: EngineConfig, dtype: str) -> Variant:
         "transformers": ("transformers_peer.py", (config.model, dtype)),
         "llama.cpp": ("llama_cpp_peer.py", (config.model, str(config.max_model_len or 4096))),
     }[kind]
-    return Variant(name, (what, str(PEERS / script), *map(str, more)))
+    return ComparedVariant(name, (what, str(PEERS / script), *map(str, more)))
 
 
-def same_variants(found: object, variants: Mapping[str, Variant]) -> bool:
+def same_variants(found: object, variants: Mapping[str, ComparedVariant]) -> bool:
     """Whether a record's variants are these."""
     return found == json.loads(json.dumps([one.record for one in variants.values()]))

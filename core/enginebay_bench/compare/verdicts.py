@@ -12,11 +12,11 @@ NEAR_NARROW = 0.1
 change places, by dtype: rounding decides between them.
 """
 
-Requests = Sequence[Mapping[str, Any]]
+Answers = Sequence[Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
-class Parity:
+class TokenVerdict:
     """How a variant's tokens compare with the reference's. `text` says where they part."""
 
     verdict: Literal["reference", "equal", "near ties", "wrong", "failed", "unknown"]
@@ -28,7 +28,7 @@ class Parity:
         return self.verdict in ("reference", "equal", "near ties")
 
 
-def compare_tokens(reference: Requests, found: Requests, dtype: str) -> Parity:
+def token_verdict(reference: Answers, found: Answers, dtype: str) -> TokenVerdict:
     """Compare the tokens of each request up to the first one that differs; texts where a program
     gives no tokens.
     """
@@ -36,12 +36,14 @@ def compare_tokens(reference: Requests, found: Requests, dtype: str) -> Parity:
     for place, (wanted, got) in enumerate(zip(reference, found, strict=True)):
         if not got.get("token_ids"):
             if got.get("text") is None:
-                return Parity("unknown", "it tells neither tokens nor texts")
+                return TokenVerdict("unknown", "it tells neither tokens nor texts")
             if wanted.get("text") is None:
-                return Parity("unknown", "the reference tells no texts")
+                return TokenVerdict("unknown", "the reference tells no texts")
             if got["text"] != wanted["text"]:
                 at = _first_difference(wanted["text"], got["text"])
-                return Parity("wrong", f"request {place}: its text differs from character {at} on")
+                return TokenVerdict(
+                    "wrong", f"request {place}: its text differs from character {at} on"
+                )
             continue
         at = _first_difference(wanted["token_ids"], got["token_ids"])
         if at is None:
@@ -49,9 +51,9 @@ def compare_tokens(reference: Requests, found: Requests, dtype: str) -> Parity:
         gap = _gap(wanted, got, at)
         limit = NEAR.get(dtype, NEAR_NARROW)
         if gap is None or not gap <= limit:
-            return Parity("wrong", _named(place, at, wanted, got))
+            return TokenVerdict("wrong", _named(place, at, wanted, got))
         near.append(f"request {place}, token {at}, {gap:.2g} nats")
-    return Parity("near ties", "; ".join(near)) if near else Parity("equal")
+    return TokenVerdict("near ties", "; ".join(near)) if near else TokenVerdict("equal")
 
 
 def _first_difference(wanted: Sequence[Any], got: Sequence[Any]) -> int | None:
@@ -81,8 +83,8 @@ def _named(place: int, at: int, wanted: Mapping[str, Any], got: Mapping[str, Any
 def other_work(
     facts: Mapping[str, Any],
     reference: Mapping[str, Any],
-    requests: Requests,
-    of_reference: Requests,
+    requests: Answers,
+    of_reference: Answers,
 ) -> str:
     """Why the runs of a variant are other work than the reference's, or ""."""
     for fact, what in (("dtype", "dtype"), ("weight_format", "weights")):

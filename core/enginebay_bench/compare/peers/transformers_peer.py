@@ -39,7 +39,7 @@ def main() -> None:
         answers.flush()
 
     def run(prompts: list[list[int]], new_tokens: list[int]) -> list[dict[str, object]]:
-        """Requests together, padded on the left, until the longest is done."""
+        """Answers together, padded on the left, until the longest is done."""
         longest = max(map(len, prompts))
         ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
         mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
