@@ -207,6 +207,7 @@ def test_steps_and_pages_are_drawn_in_their_colours(tab: Tab) -> None:
             {kind: "preempt", at: now - 4, s: 0, rows: 1},
         ];
         const figures = {label: "x", running: 1, waiting: 0, max_num_seqs: 2, compiled: 3,
+            coming: [], num_stand_ins: 0,
             gigabytes_per_s: 12, roofline_gigabytes_per_s: 30};
         plots.add([{...figures, compiled: 1, records: [], pages: null}]);
         plots.add([{...figures, records, pages: {full: [0, 0, -1, 1, 2]}}]);

@@ -14,7 +14,7 @@ from enginebay_bench.compare.table import (
     interval_text,
     remarks,
 )
-from enginebay_bench.serve.plots import Axis, Line, line_plot, ticks
+from enginebay_bench.serve.plots import Axis, Line, legend, line_plot, ticks
 from enginebay_bench.serve.report import STYLE
 
 WIDTH, LEFT, RIGHT, BAR, GAP = 520, 150, 20, 18, 10
@@ -42,13 +42,12 @@ def page(comparison: Comparison) -> str:
 def body(comparison: Comparison) -> str:
     """What the page shows, also for notebooks."""
     header = comparison.record.header
-    parts = [f'<p class="note">{_text(line)}</p>' for line in remarks(comparison)]
+    parts = []
     for cell in comparison.record.cells:
-        parts += [
-            f"<h2>{_text(cell.name)}</h2>",
-            _table(comparison, cell),
-            _plots(comparison, cell),
-        ]
+        parts += [f"<h2>{_text(cell.name)}</h2>", _table(comparison, cell)]
+        parts.append(_plots(comparison, cell))
+    parts.append("<h2>Notes</h2>")
+    parts += [f'<p class="note">{_text(line)}</p>' for line in remarks(comparison)]
     environment = header["environment"]
     packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
     where = f"{environment['processor']}, {environment['cpu_count']} CPU cores, "
@@ -89,7 +88,10 @@ def _plots(comparison: Comparison, cell: Cell) -> str:
         ]
         title = f"{FIGURES[figures[-1]]}, by round"
         plots.append(line_plot(title, Axis("round"), Axis(""), lines))
-    return f'<div class="plots">{"".join(f"<div>{plot}</div>" for plot in plots)}</div>'
+    drawn = "".join(f"<div>{plot}</div>" for plot in plots)
+    note = "Lines reach from quartile to quartile. Orange bars are not ranked."
+    names = legend([row.variant for row in rows])
+    return f'<p class="note">{note}</p>{names}<div class="plots">{drawn}</div>'
 
 
 def _bars(title: str, figure: str, rows: Sequence[ComparedRow]) -> str:

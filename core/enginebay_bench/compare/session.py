@@ -232,7 +232,7 @@ class ComparisonSession:
             round=number,
             requests=counts(found),
             peak_mib=process.peak_mib,
-            others=round(max(0.0, others_s / took_s), 3),
+            others=round(min(1.0, max(0.0, others_s / took_s)), 3),
         )
 
 

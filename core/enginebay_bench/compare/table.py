@@ -54,15 +54,15 @@ def cell_table(comparison: Comparison, cell: Cell) -> tuple[list[str], list[list
     places = {row.variant: str(place) for place, row in enumerate(ranked, 1)}
     others = [row for row in comparison.rows if row.cell == cell and row.variant not in places]
     ratio_of = figures[-1] if figures else ""
-    titles = ["rank", "variant", "tokens", *(FIGURES[name] for name in figures)]
-    titles += ["speed to the reference", "peak MiB"]
+    titles = ["rank", "variant", "tokens", "speed to the reference"]
+    titles += [*(FIGURES[name] for name in figures), "peak MiB"]
     changed = any(row.changes for row in comparison.rows)
     titles += ["speed to before"] * changed
     rows = []
     for row in (*ranked, *others):
         values = [spread_text(row.figures[f]) if f in row.figures else "-" for f in figures]
-        cells = [places.get(row.variant, "-"), row.variant, row.parity.verdict, *values]
-        cells.append(shown_ratio(row, ratio_of, reference))
+        cells = [places.get(row.variant, "-"), row.variant, row.parity.verdict]
+        cells += [shown_ratio(row, ratio_of, reference), *values]
         cells.append("-" if row.peak_mib is None else f"{row.peak_mib:.0f}")
         if changed:
             change = row.changes.get(ratio_of)
