@@ -16,11 +16,14 @@ from enginebay.ops.caps import Env
 from enginebay.plugins.registry import load_registry
 from enginebay_lora.kit import LORA_AXES, check_lora_case
 from enginebay_lora.xla import lora
+from enginebay_testing.layouts import installed_layouts
 from enginebay_testing.op_kit import CaseBudget, OpCase, PlainCase, kit_of
 from enginebay_testing.verdicts import FAULTS, judge
 from enginebay_xla.grouped_linear import grouped_linear
+from enginebay_xla.kit.cache import check_rope_kv_write_case
 from enginebay_xla.linear import embedding, linear
 from enginebay_xla.norm import add_rms_norm, rms_norm
+from enginebay_xla.rope_kv_write import rope_kv_write
 
 REGISTRY = load_registry()
 
@@ -251,6 +254,18 @@ def test_one_rounding_that_all_outputs_of_a_token_share_is_no_fault(values: Any)
     row = {**usual, "y_dtype": "float32", "rank": 1, "used": "one_has_all", **values}
     for seed in range(8):
         check_lora_case(lora, PlainCase(row, seed=seed))
+
+
+@pytest.mark.parametrize("storage", ["int8", "uint4", "fp8"])
+@pytest.mark.parametrize("rule", ["yarn_untruncated", "default"])
+def test_a_quantised_cache_may_lose_a_share_of_the_rotated_head(storage: str, rule: str) -> None:
+    sizes = {"tokens": 65, "kv_heads": 3, "head_dim": 8, "page": 1, "group": 2, "latent": False}
+    kinds = {"dtype": "bfloat16", "layout": "NhdLayout", "storage": storage, "rule": rule}
+    row = {**sizes, **kinds, "pages": "many", "donated": True, "rotary": "half"}
+    row |= {"slots": "plain", "positions": "usual"}
+    layouts = {kind.__name__: kind for kind in installed_layouts().values()}
+    for seed in range(8):
+        check_rope_kv_write_case(rope_kv_write, PlainCase(row, seed=seed, layouts=layouts))
 
 
 def of_sixteen_bits(x: jax.Array, weight: jax.Array, *rest: Any, **static: Any) -> jax.Array:

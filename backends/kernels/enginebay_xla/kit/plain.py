@@ -13,11 +13,13 @@ from typing import Any, cast
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.contracts.cache import KVLayout
 from enginebay.ops.rotary import RopeSpec
 from enginebay_testing import oracle
 from enginebay_testing.case_runs import other_inputs
 from enginebay_testing.exact import hold
 from enginebay_testing.kernels import ROPE_SPECS
+from enginebay_testing.layouts import allowed_errors
 from enginebay_testing.op_kit import PlainCase
 from enginebay_testing.verdicts import expect
 from enginebay_xla.kit.places import causes_of, hold_copies, hold_rows
@@ -287,18 +289,18 @@ def hold_turned(
     positions: np.ndarray,
     spec: RopeSpec,
     what: str,
-    tolerance: float = 0.0,
+    layout: KVLayout | None = None,
 ) -> None:
     """Raise AssertionError unless the features are rotated within rounding.
 
-    The bound includes the rounding of angles. Features after rotary_dim must be unchanged.
-    `tolerance` is that of the layout from which `got` was read.
+    The bound includes the rounding of angles. Features after rotary_dim must be unchanged. Where
+    `got` was read from a layout, all are within what it may lose of the rotated head.
     """
     same_type(got, x.shape, x.dtype)
     if not x.size:
         return
-    # A rotation can move both parts of a pair into one feature.
-    lost = 2 * tolerance * np.abs(x.astype(np.float64)).max(axis=-1, keepdims=True)
+    turned = oracle.rope(x, positions, spec)
+    lost: Any = 0.0 if layout is None else allowed_errors(layout, turned)
     kept = (each[..., spec.rotary_dim :].astype(np.float64) for each in (got, x))
     is_same = (np.abs(np.subtract(*kept)) <= lost).all()
     expect(is_same, f"{what}: features after rotary_dim have changed")
@@ -308,7 +310,7 @@ def hold_turned(
     pairs = wide[..., :half] + wide[..., half : spec.rotary_dim]
     # An f32 angle has its own rounding error and that of its frequency.
     angle = EPS_F32 * (2.0 + positions)[:, None, None]
-    expected = oracle.rope(x, positions, spec)[..., : spec.rotary_dim]
+    expected = turned[..., : spec.rotary_dim]
     allowed = np.concatenate([pairs, pairs], axis=-1) * factor * (2 * angle + 4 * EPS_F32)
     allowed = (
         allowed
@@ -317,7 +319,8 @@ def hold_turned(
         + lost
     )
     error = np.abs(got[..., : spec.rotary_dim].astype(np.float64) - expected)
-    rms = None if str(x.dtype) == "float32" or tolerance else 0.36
+    is_rounded = layout is not None and layout.tolerance
+    rms = None if str(x.dtype) == "float32" or is_rounded else 0.36
     hold(error, allowed, what, rms=rms, axes=("token", "head", "feature"))
 
 
