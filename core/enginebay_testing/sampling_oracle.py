@@ -60,13 +60,18 @@ def first_best(logits: np.ndarray) -> np.ndarray:
     return np.argmax(logits, axis=-1)
 
 
+SAME_MASS = 4 * float(np.finfo(np.float32).eps)
+"""Scores that differ by less may have equal masses, each exp(score) within two roundings of f32."""
+
+
 def kept_tokens(logits: np.ndarray, params: OracleParams, slack: float = 0.0) -> np.ndarray:
     """Return which tokens top_k, top_p and min_p keep, in this order: penalized logits [vocab] ->
     bool [vocab].
 
     `slack` moves every border outward (inward if negative) by this mass and by this share of a
-    score, so that a result in lower precision lies between two sets. At least the first best token
-    is kept.
+    score, so that a result in lower precision lies between two sets. Scores at the border of top_p
+    whose masses may be equal in f32 are kept (dropped), but not those that are equal themselves: of
+    these the first ones are kept. At least the first best token is kept.
     """
     z = _scaled(logits, params)
     order = np.argsort(-z, kind="stable")
@@ -80,6 +85,13 @@ def kept_tokens(logits: np.ndarray, params: OracleParams, slack: float = 0.0) ->
         before = np.empty_like(mass)
         before[order] = np.concatenate([[0.0], np.cumsum(mass[order])[:-1]])
         kept &= before < params.top_p + slack
+        dropped = z[~kept & np.isfinite(z)]
+        if slack > 0 and kept.any():
+            below = z[kept].min() - z
+            kept |= (below > 0) & (below <= SAME_MASS)
+        elif slack < 0 and dropped.size:
+            above = z - dropped.max()
+            kept &= ~((above > 0) & (above <= SAME_MASS))
     if params.min_p > 0.0:
         kept &= mass >= params.min_p * mass.max() * (1.0 - slack)
     kept[first_best(logits)] = True

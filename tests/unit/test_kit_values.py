@@ -21,9 +21,11 @@ from enginebay_testing.op_kit import CaseBudget, OpCase, PlainCase, kit_of
 from enginebay_testing.verdicts import FAULTS, judge
 from enginebay_xla.grouped_linear import grouped_linear
 from enginebay_xla.kit.cache import check_rope_kv_write_case
+from enginebay_xla.kit.sample import _case_of, check_sample
 from enginebay_xla.linear import embedding, linear
 from enginebay_xla.norm import add_rms_norm, rms_norm
 from enginebay_xla.rope_kv_write import rope_kv_write
+from tests.zoo.right.draws import full_sort
 
 REGISTRY = load_registry()
 
@@ -266,6 +268,13 @@ def test_a_quantised_cache_may_lose_a_share_of_the_rotated_head(storage: str, ru
     layouts = {kind.__name__: kind for kind in installed_layouts().values()}
     for seed in range(8):
         check_rope_kv_write_case(rope_kv_write, PlainCase(row, seed=seed, layouts=layouts))
+
+
+def test_tokens_of_equal_mass_at_the_border_of_top_p_may_change_places() -> None:
+    row = {"vocab": 700, "rows": 16, "top_k": "most", "top_p": "some", "min_p": "none"}
+    for seed in range(6):
+        for kind in ("flat", "equals"):
+            check_sample(full_sort, _case_of({**row, "logits": kind}, seed), seed)
 
 
 def of_sixteen_bits(x: jax.Array, weight: jax.Array, *rest: Any, **static: Any) -> jax.Array:
