@@ -14,18 +14,12 @@ import pytest
 
 from enginebay.ops.caps import Env
 from enginebay.plugins.registry import load_registry
-from enginebay_lora.kit import LORA_AXES, check_lora_case
 from enginebay_lora.xla import lora
-from enginebay_testing.layouts import installed_layouts
-from enginebay_testing.op_kit import CaseBudget, OpCase, PlainCase, kit_of
+from enginebay_testing.op_kit import CaseBudget, OpCase, kit_of
 from enginebay_testing.verdicts import FAULTS, judge
 from enginebay_xla.grouped_linear import grouped_linear
-from enginebay_xla.kit.cache import check_rope_kv_write_case
-from enginebay_xla.kit.sample import _case_of, check_sample
 from enginebay_xla.linear import embedding, linear
 from enginebay_xla.norm import add_rms_norm, rms_norm
-from enginebay_xla.rope_kv_write import rope_kv_write
-from tests.zoo.right.draws import full_sort
 
 REGISTRY = load_registry()
 
@@ -240,41 +234,6 @@ def test_each_op_has_sizes_at_and_past_powers_of_two_with_all(op: str) -> None:
     axis = {"linear": "inputs", "grouped_linear": "inputs", "lora": "rank"}.get(op, "features")
     for size in (32, 33, 128) if op == "lora" else (255, 256, 257, 2049):
         assert f"{axis}_{size}" in names
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"dtype": "bfloat16", "tokens": 513, "slots": 1, "inputs": 129, "used": "one_has_all"},
-        {"dtype": "float16", "tokens": 1, "slots": 1, "outputs": 257, "parts": 3},
-        {"dtype": "bfloat16", "tokens": 513, "inputs": 7, "used": "last_only", "rank": 3},
-    ],
-    ids=["many tokens", "one token", "rank 3"],
-)
-def test_one_rounding_that_all_outputs_of_a_token_share_is_no_fault(values: Any) -> None:
-    usual = {axis: values[0] for axis, values in LORA_AXES.values.items()}
-    row = {**usual, "y_dtype": "float32", "rank": 1, "used": "one_has_all", **values}
-    for seed in range(8):
-        check_lora_case(lora, PlainCase(row, seed=seed))
-
-
-@pytest.mark.parametrize("storage", ["int8", "uint4", "fp8"])
-@pytest.mark.parametrize("rule", ["yarn_untruncated", "default"])
-def test_a_quantised_cache_may_lose_a_share_of_the_rotated_head(storage: str, rule: str) -> None:
-    sizes = {"tokens": 65, "kv_heads": 3, "head_dim": 8, "page": 1, "group": 2, "latent": False}
-    kinds = {"dtype": "bfloat16", "layout": "NhdLayout", "storage": storage, "rule": rule}
-    row = {**sizes, **kinds, "pages": "many", "donated": True, "rotary": "half"}
-    row |= {"slots": "plain", "positions": "usual"}
-    layouts = {kind.__name__: kind for kind in installed_layouts().values()}
-    for seed in range(8):
-        check_rope_kv_write_case(rope_kv_write, PlainCase(row, seed=seed, layouts=layouts))
-
-
-def test_tokens_of_equal_mass_at_the_border_of_top_p_may_change_places() -> None:
-    row = {"vocab": 700, "rows": 16, "top_k": "most", "top_p": "some", "min_p": "none"}
-    for seed in range(6):
-        for kind in ("flat", "equals"):
-            check_sample(full_sort, _case_of({**row, "logits": kind}, seed), seed)
 
 
 def of_sixteen_bits(x: jax.Array, weight: jax.Array, *rest: Any, **static: Any) -> jax.Array:

@@ -131,7 +131,7 @@ def _rounded_product(rounded: jax.Array, factors: jax.Array, weight: QuantizedAr
         return _dot(rounded.astype(jnp.float32), weight.dequantized()) * factors
     outputs, groups = weight.scales.shape
     values = weight.values.astype(jnp.int8).reshape(outputs, groups, -1)
-    inputs = rounded.reshape(rounded.shape[0], groups, -1)
+    inputs = rounded.reshape(rounded.shape[0], *values.shape[1:])
     sums = jax.lax.dot_general(
         inputs, values, (((2,), (2,)), ((1,), (1,))), preferred_element_type=jnp.int32
     ).astype(jnp.float32)  # [groups, rows, outputs]

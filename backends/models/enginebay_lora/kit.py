@@ -142,7 +142,6 @@ def _exact_and_errors(
     rows = x.reshape(len(x), math.prod(x.shape[1:])).astype(np.float64)
     exact, errors = (np.zeros((len(x), *b.shape[2:])) for _ in range(2))
     rank = b.shape[1]
-    unit = oracle.EPS["float32"]
     narrow = 0.0 if x.dtype == np.float32 else oracle.EPS[str(x.dtype)]
     smallest = float(jnp.finfo(x.dtype).smallest_subnormal)
     for part, where in part_slices(b.shape[2:], how["axis"], how["ends"]):
@@ -151,8 +150,8 @@ def _exact_and_errors(
         up = b[at].astype(np.float64)
         flat = up.reshape(rank, math.prod(up.shape[1:]))
         shrunk, sums = rows @ down, np.abs(rows) @ np.abs(down)
-        lost = sums * max(4.0, math.sqrt(rows.shape[1])) * unit + smallest
-        lost = lost + np.abs(shrunk) * max(4.0, math.sqrt(rank)) * unit
+        lost = sums * oracle.f32_sum_error(rows.shape[1]) + smallest
+        lost = lost + np.abs(shrunk) * oracle.f32_sum_error(rank)
         all_of = lost @ np.abs(flat) + narrow * np.minimum(
             np.abs(shrunk) @ np.abs(flat) / 2, 1.5 * np.sqrt(shrunk**2 @ flat**2)
         )

@@ -13,7 +13,7 @@ from enginebay_testing.case_runs import other_inputs
 from enginebay_testing.op_kit import PlainCase
 from enginebay_testing.verdicts import expect
 from enginebay_xla.kit.places import causes_of, hold_rows
-from enginebay_xla.kit.plain import EPS_F32, entries, same_type
+from enginebay_xla.kit.plain import entries, same_type
 
 
 def group_sizes(kind: str, groups: int, seed: int) -> np.ndarray:
@@ -70,8 +70,7 @@ def check_grouped_linear_case(kernel: Any, case: PlainCase) -> None:
     x = np.where(finite[:, None], x[:count], 0)
     expected = oracle.grouped_linear(x, weight, sizes)
     sums = oracle.grouped_linear(np.abs(x), np.abs(weight), sizes)
-    # As in linear, the rounding errors of an f32 sum grow with the root of their number.
-    sums = sums * max(4.0, np.sqrt(shape[1])) * EPS_F32
+    sums = sums * oracle.f32_sum_error(shape[1])
     smallest = float(jnp.finfo(wanted).smallest_subnormal)
     allowed = oracle.EPS[wanted] * np.abs(expected) + sums + smallest
     wide = got[:count].astype(np.float64)[finite]

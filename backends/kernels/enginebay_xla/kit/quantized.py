@@ -221,7 +221,8 @@ def _sum_errors(x: np.ndarray, weight: QuantizedArray) -> np.ndarray:
     columns = large.reshape(math.prod(outputs), groups, num_in // groups).transpose(1, 2, 0)
     parts = rows @ columns  # [groups, T, outputs]
     is_rounded = weight.activations != FLOAT
-    errors = parts.sum(axis=0) * EPS_F32 * (8.0 if is_rounded else max(4.0, math.sqrt(num_in)))
+    share = oracle.f32_sum_error(num_in)
+    errors = parts.sum(axis=0) * (max(8.0 * EPS_F32, share) if is_rounded else share)
     if not is_rounded and x.dtype != np.float32:
         errors = errors + oracle.EPS[str(x.dtype)] * np.sqrt((parts**2).sum(axis=0))
     return np.asarray(errors.reshape(len(x), *outputs))
@@ -263,14 +264,14 @@ def check_quantized_linear_case(kernel: Any, case: PlainCase) -> None:
     exact = oracle.quantized_weight(weight)
     wanted = str(out_dtype or case.row["dtype"])
     same_type(got, (case.int("rows"), *out_dims), wanted)
-    sums = _sum_errors(x, weight) + oracle.linear(_flips(x, weight), np.abs(exact))
+    sums, flips = _sum_errors(x, weight), oracle.linear(_flips(x, weight), np.abs(exact))
     product = functools.partial(oracle.linear, _multiplied(x, weight), bias=bias)
     others: dict[str, Callable[[], np.ndarray]] = {
         name: functools.partial(product, one) for name, one in mistaken(weight).items()
     }
     if bias is not None:
         others["the bias is missing"] = functools.partial(product, exact, bias=None)
-    _hold(got[finite], product(exact), sums, "quantized linear", rows, others)
+    _hold(got[finite], product(exact), (sums, flips), "quantized linear", rows, others)
 
 
 def mistaken(weight: QuantizedArray) -> dict[str, np.ndarray]:
@@ -309,26 +310,30 @@ def check_quantized_grouped_linear_case(kernel: Any, case: PlainCase) -> None:
     for group in np.unique(groups):
         one = jax.tree.map(lambda array, group=group: array[group], weight)
         sums[groups == group] = _sum_errors(x[groups == group], one)
-    sums = sums + product(_flips(x, weight), np.abs(exact))
+    flips = product(_flips(x, weight), np.abs(exact))
     wide = _multiplied(x, weight)
     others = {
         name: (lambda one=one: product(wide, one)[finite]) for name, one in mistaken(weight).items()
     }
     expected = product(wide, exact)[finite]
     what, rows = "quantized grouped_linear", np.flatnonzero(finite)
-    _hold(got[:count][finite], expected, sums[finite], what, rows, others)
+    _hold(got[:count][finite], expected, (sums[finite], flips[finite]), what, rows, others)
 
 
 def _hold(
     got: np.ndarray,
     expected: np.ndarray,
-    sums: np.ndarray,
+    bounds: tuple[np.ndarray, np.ndarray],
     what: str,
     rows: np.ndarray,
     others: Mapping[str, Callable[[], np.ndarray]],
 ) -> None:
-    """Hold the finite rows `rows`. `others` are the results of likely mistakes by their words."""
+    """Hold the finite rows `rows`. `bounds` are on the errors of sums, and on those of inputs that
+    may be rounded either way, which all outputs of a row share. `others` are the results of likely
+    mistakes by their words.
+    """
     dtype = str(got.dtype)
+    sums = bounds[0] + bounds[1]
     allowed = oracle.EPS[dtype] * np.abs(expected) + sums + SMALLEST[dtype]
     wide = got.astype(np.float64)
     # Beyond the largest number of the dtype, infinity is the right result.
@@ -341,7 +346,9 @@ def _hold(
         likely = (name for name, make in others.items() if (abs(wide - make()) <= bound).all())
         name = next(likely, None)
         cause = f" ({name})" if name else causes_of(wide, expected, allowed, None)
-    hold_rows(np.abs(wide - expected), allowed, what, rows, rms=0.36, causes=cause)
+    hold_rows(np.abs(wide - expected), allowed, what, rows, causes=cause)
+    alone = ~bounds[1].any(axis=tuple(range(1, bounds[1].ndim)))
+    hold_rows(np.abs(wide - expected)[alone], allowed[alone], what, rows[alone], rms=0.36)
 
 
 SMALLEST = {
