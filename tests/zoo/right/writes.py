@@ -47,6 +47,16 @@ def in_order(
     return layout.write(cache, slots[order], k[order], v[order])
 
 
+def every_other(
+    cache: CacheArrays, slots: jax.Array, k: jax.Array, v: jax.Array, layout: KVLayout
+) -> CacheArrays:
+    """Every other token, then those between them."""
+    for first in (0, 1):
+        if slots[first::2].size:
+            cache = layout.write(cache, slots[first::2], k[first::2], v[first::2])
+    return cache
+
+
 def in_chunks(
     cache: CacheArrays,
     slots: jax.Array,
@@ -245,6 +255,7 @@ class Write:
 last_first = Write(by_layout, storages=STORAGES)
 tokens = Write(each_token, storages=STORAGES)
 ordered = Write(in_order, storages=("int8",))
+alternating = Write(every_other, storages=STORAGES)
 chunks_of_five = Write(functools.partial(in_chunks, size=5), storages=STORAGES)
 masks = Write(by_masks, storages=("uint4", "fp8"))
 flat = Write(by_flat_places, storages=STORAGES)
