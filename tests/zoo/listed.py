@@ -61,7 +61,8 @@ OTHERWISE: Mapping[tuple[str, str], str] = {
         bits host
     """,
     ("kv_write", "writes"): """
-        last_first tokens ordered alternating chunks_of_five masks flat pages pieces heads reciprocals
+        last_first tokens ordered alternating chunks_of_five masks flat pages pieces heads
+        reciprocals
     """,
     ("rope_kv_write", "rope_writes"): """
         complex_numbers tables added two_parts phases head_by_head token_by_token pieces
