@@ -16,6 +16,7 @@ from enginebay.ops.caps import Env
 from enginebay.ops.select import Candidate, choose
 from enginebay.plugins.registry import Registry
 from enginebay_testing import sampling_oracle as oracle
+from enginebay_testing.oracle import f32_sum_error
 from enginebay_testing.sampling_oracle import OracleParams, device_params
 
 NUM_DRAWS = 20480
@@ -33,9 +34,6 @@ WIDTH = 32
 
 COMPILED_WELL = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
 """Default optimisation of XLA, whatever XLA_FLAGS says: many rows run through few programs."""
-
-SLACK = 1e-6
-"""Mass by which a border may be missed, because sums are in f32."""
 
 
 class RowHistory(NamedTuple):
@@ -176,13 +174,14 @@ def check_drawn_from(scores: np.ndarray, params: OracleParams, tokens: np.ndarra
     """Check that `tokens` are a sample of what `params` keep of the penalized scores [vocab]."""
     counts = np.bincount(tokens, minlength=scores.size)
     case = f"{params}, vocabulary {scores.size}"
-    never = np.flatnonzero((counts > 0) & ~oracle.kept_tokens(scores, params, SLACK))
+    slack = f32_sum_error(scores.size)
+    never = np.flatnonzero((counts > 0) & ~oracle.kept_tokens(scores, params, slack))
     assert not never.size, (
         f"{case}: tokens {never[:8]} were chosen, but the parameters exclude them"
     )
     shares = oracle.probabilities(scores, params)
     missed = np.flatnonzero(
-        (counts == 0) & (shares * tokens.size > 40.0) & oracle.kept_tokens(scores, params, -SLACK)
+        (counts == 0) & (shares * tokens.size > 40.0) & oracle.kept_tokens(scores, params, -slack)
     )
     assert not missed.size, (
         f"{case}: tokens {missed[:8]} of probability {shares[missed[:8]]} were never chosen"

@@ -15,7 +15,7 @@ from enginebay_xla.kit.quantized import QUANTIZED_LINEAR, check_quantized_linear
 from enginebay_xla.kit.sample import _case_of, check_sample
 from enginebay_xla.linear import linear
 from enginebay_xla.rope_kv_write import rope_kv_write
-from tests.zoo.right.draws import full_sort
+from tests.zoo.right.draws import full_sort, small
 from tests.zoo.right.linears import reversed_order
 
 
@@ -45,6 +45,11 @@ def test_a_quantised_cache_may_lose_a_share_of_the_rotated_head(storage: str, ru
     layouts = {kind.__name__: kind for kind in installed_layouts().values()}
     for seed in range(8):
         check_rope_kv_write_case(rope_kv_write, PlainCase(row, seed=seed, layouts=layouts))
+
+
+def test_a_token_at_the_border_of_top_p_depends_on_the_order_of_the_sum() -> None:
+    row = {"vocab": 700, "rows": 33, "top_k": "most", "top_p": "most", "min_p": "none"}
+    check_sample(small, _case_of({**row, "logits": "equals"}, 4), 4)
 
 
 def test_tokens_of_equal_mass_at_the_border_of_top_p_may_change_places() -> None:

@@ -16,6 +16,7 @@ from enginebay.ops.sample import SampleOp
 from enginebay_testing.case_runs import taken
 from enginebay_testing.covering import Combination
 from enginebay_testing.op_kit import PlainCase
+from enginebay_testing.oracle import f32_sum_error
 from enginebay_testing.sampling_oracle import OracleParams, kept_tokens
 from enginebay_testing.verdicts import Check, expect
 
@@ -30,9 +31,6 @@ NUM_TRIED, NUM_AIMED = 64, 4096
 """Seeds that are tried for each row: of NUM_AIMED seeds, those with the most noise for the token at
 the border.
 """
-
-SLACK = 1e-6
-"""Tolerance of the mass at a border, for f32 sums."""
 
 SCORE_BOUND = 1e-5
 """Error of a score per unit of 1 + |score|: the rounding of its sum and of two logarithms, which
@@ -123,8 +121,9 @@ def check_sample(
             best = int(np.argmax(case.z[row]))
             expect(token == best, f"{what}, the first best is {best}")
             continue
-        expect(_kept(case.z[row], params, SLACK)[token], f"{what} is not kept")
-        rivals = np.where(_kept(case.z[row], params, -SLACK), scores[row], -np.inf)
+        slack = f32_sum_error(case.z.shape[1])  # of the masses before a token
+        expect(_kept(case.z[row], params, slack)[token], f"{what} is not kept")
+        rivals = np.where(_kept(case.z[row], params, -slack), scores[row], -np.inf)
         rival = int(np.argmax(rivals))
         behind = rivals[rival] - scores[row, token]
         allowed = SCORE_BOUND * (1.0 + abs(rivals[rival]))
