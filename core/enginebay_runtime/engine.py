@@ -230,12 +230,21 @@ class StepEngine(Engine):
         self._catch_up([row.lease for row in plan.rows], plan.demand)
         key = self._key(plan)
         if self.executor.serves(key):
-            return self.executor.run(self._command(plan, key, key))
-        parts = self._parts(plan)
-        each = [
-            self.executor.run(self._command(part.plan, self._key(part.plan), key)) for part in parts
-        ]
+            command = self._command(plan, key)
+            self._note_stand_ins(key, (command,))
+            return self.executor.run(command)
+        parts, commands, each = self._parts(plan), list[Step](), []
+        for part in parts:
+            commands.append(self._command(part.plan, self._key(part.plan)))
+            each.append(self.executor.run(commands[-1]))
+        self._note_stand_ins(key, commands)
         return PendingParts(parts, each) if len(each) > 1 else each[0]
+
+    def _note_stand_ins(self, key: StepKey, commands: Sequence[Step]) -> None:
+        """Count a step once for each other step as which it ran."""
+        others = [one.program for one in commands if one.program.bucket != key.bucket]
+        for ran in set(map(plain, others)):
+            self.compilations.stand_ins[plain(key), ran] += 1
 
     def _key(self, plan: StepPlan) -> StepKey:
         """The program that a step asks for, whatever its rows need of a sampler."""
@@ -299,16 +308,12 @@ class StepEngine(Engine):
                     return served(prefill_parts(plan, num, tokens))
         return [StepPart(plan, tuple(range(len(plan.rows))))]
 
-    def _command(self, plan: StepPlan, key: StepKey, whole: StepKey) -> Step:
-        """The command of a step, which is the step `whole` or a part of it. What it needs in its
-        rows is written to them here.
-        """
+    def _command(self, plan: StepPlan, key: StepKey) -> Step:
+        """The command of a step. What it needs in its rows is written to them here."""
         rows, table = plan.rows, self.rows
         # Rows that do not sample count too: FULL records their history.
         own = np.asarray([row.row for row in rows], np.int32)
         key = self.executor.choose(key, needs_of(table, own))
-        if key.bucket != whole.bucket:
-            self.compilations.stand_ins[plain(whole), plain(key)] += 1
         if not plan.is_decode:
             self.executor.run(prefill_writes(rows, table))
             width = self.parts.model.info.hidden_size

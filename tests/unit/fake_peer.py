@@ -1,7 +1,9 @@
 """A program that answers runs of a comparison: python fake_peer.py [FAULT...].
 
-Its tokens follow from the prompt. `dies` and `stops` are faults of the second round; `slow` takes
-longer for each token, `near` and `wrong` change a token, `short` leaves out the last one.
+Its tokens follow from the prompt. `dies` and `stops` are faults of the third run; `slow` takes
+longer for each token, `near` and `wrong` change a token, `short` leaves out the last one. `cheats`
+is wrong only where nobody asks for log-probabilities, `sleeps` takes 0.2 s more for a run,
+`boasts` tells wrong times, `ahead` answers twice, and a NAME=VALUE is a field of each answer.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ def answered(prompt: list[int], num: int, faults: set[str], begin_s: float) -> d
     found[-1] += 1 if "near" in faults else 2 if "wrong" in faults else 0
     first_s = time.monotonic() - begin_s + TOKEN_S
     time.sleep(TOKEN_S * num * (3 if "slow" in faults else 1))
+    fields = dict(fault.split("=", 1) for fault in faults if "=" in fault)
     record = {"token_ids": found, "text": " ".join(map(str, found)), "logprobs": logprobs}
-    return record | {"first_s": first_s, "end_s": time.monotonic() - begin_s}
+    record |= {"first_s": first_s, "end_s": time.monotonic() - begin_s}
+    return record | {name: json.loads(value) for name, value in fields.items()}
 
 
 def main() -> None:
@@ -47,7 +51,15 @@ def main() -> None:
             time.sleep(600)
         each = zip(run["prompts"], run["new_tokens"], strict=True)
         requests = [answered(prompt, num, faults, begin_s) for prompt, num in each]
-        print(json.dumps({"requests": requests}), flush=True)
+        if "cheats" in faults and not run["logprobs"]:
+            for request in requests:
+                request["token_ids"] = [*request["token_ids"][:-1], 0]
+        time.sleep(0.2 * ("sleeps" in faults))
+        if "boasts" in faults:
+            requests = [request | {"first_s": 1e-6, "end_s": 2e-6} for request in requests]
+        print(json.dumps({"id": run["id"], "requests": requests}), flush=True)
+        if "ahead" in faults:
+            print(json.dumps({"id": run["id"], "requests": requests}), flush=True)
 
 
 if __name__ == "__main__":

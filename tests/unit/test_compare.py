@@ -18,7 +18,7 @@ from enginebay_bench.compare.comparison import ComparedRow, Comparison
 from enginebay_bench.compare.page import page
 from enginebay_bench.compare.process import VariantError, VariantProcess
 from enginebay_bench.compare.records import Cell, read_record
-from enginebay_bench.compare.session import ComparisonSession, compare
+from enginebay_bench.compare.session import ComparisonSession, compare, workload
 from enginebay_bench.compare.statistics import paired_ratio, ratio_of_medians
 from enginebay_bench.compare.table import cell_table, csv_text, json_text, markdown_text
 from enginebay_bench.compare.variants import ComparedVariant, peer_variant
@@ -81,7 +81,7 @@ def test_tokens_are_compared_up_to_the_first_that_differs(
 def test_what_is_wrong_or_other_work_has_no_ratio_and_no_rank() -> None:
     variants = [fake("right"), fake("same"), fake("wrong", "wrong"), fake("short", "short")]
     variants += [fake("narrow", "bfloat16"), fake("near", "near")]
-    found = compare(variants, [CELL], rounds=2)
+    found = compare(variants, [CELL], rounds=6)
     rows = {row.variant: row for row in found.rows}
     assert {name: row.parity.verdict for name, row in rows.items()} == {
         "right": "reference",
@@ -96,14 +96,14 @@ def test_what_is_wrong_or_other_work_has_no_ratio_and_no_rank() -> None:
     assert {row.variant for row in found.ranking(CELL)} == {"right", "same", "near"}
     assert not found.is_right
     titles, lines = cell_table(found, CELL)
-    shown = {line[1]: line[titles.index("speed to the reference")] for line in lines}
+    shown = {line[1]: line[titles.index("speed / reference's")] for line in lines}
     assert shown["wrong"] == "not ranked: wrong"
     assert shown["narrow"].startswith("not comparable: dtype bfloat16")
     assert re.fullmatch(r"\d\.\d+ \(.* to .*\)", shown["same"])
 
 
 def test_a_slow_variant_is_ranked_last_with_its_ratio() -> None:
-    found = compare([fake("right"), fake("slow", "slow")], [CELL], rounds=4)
+    found = compare([fake("right"), fake("slow", "slow")], [CELL], rounds=6)
     assert [row.variant for row in found.ranking(CELL)] == ["right", "slow"]
     [ratio] = [r.ratios["output_tokens_per_s"] for r in found.rows if r.variant == "slow"]
     assert ratio.verdict == "slower"
@@ -133,6 +133,80 @@ def test_a_program_that_cannot_be_started_or_says_nonsense_is_told() -> None:
     assert "wrote 'hello\\n', which is no record" in rows["echo"].parity.text
 
 
+@pytest.mark.parametrize(
+    ("faults", "verdict", "text"),
+    [
+        (("cheats",), "wrong", ": 0 in place of "),
+        (("ahead",), "failed", "did not answer run 2"),
+        (("end_s=0",), "failed", "end_s 0, which is no time"),
+        (("end_s=NaN",), "failed", "end_s nan"),
+        (("first_s=-1",), "failed", "first_s -1"),
+        (('cached="x"',), "failed", "cached 'x'"),
+        (("token_ids=5",), "failed", "token_ids that are no list"),
+        (("logprobs=[]",), "failed", "logprobs that are no numbers"),
+        (("token_ids=null", "text=null"), "failed", "neither token_ids nor text"),
+    ],
+    ids=lambda value: value[0].split("=")[0] if isinstance(value, tuple) else "",
+)
+def test_a_cheat_or_a_damaged_answer_is_never_ranked(
+    faults: tuple[str, ...], verdict: str, text: str
+) -> None:
+    found = compare([fake("right"), fake("bad", *faults)], [CELL], rounds=2)
+    [bad] = [row for row in found.rows if row.variant == "bad"]
+    assert bad.parity.verdict == verdict
+    assert text in bad.parity.text
+    assert [row.variant for row in found.ranking(CELL)] == ["right"]
+    assert not bad.ratios
+
+
+def test_our_clock_ranks_and_wrong_times_are_told() -> None:
+    found = compare([fake("right"), fake("bad", "boasts")], [CELL], rounds=6)
+    [bad] = [row for row in found.rows if row.variant == "bad"]
+    assert bad.ratios["output_tokens_per_s"].ratio < 10, "it says 1,000"
+    rows = run(fake("right"), fake("bad", "boasts", "sleeps"))
+    assert "says that a run of " in rows["bad"].parity.text
+
+
+def test_a_program_that_tells_texts_alone_has_no_rate() -> None:
+    found = compare(
+        [fake("right"), fake("text", "token_ids=null", "logprobs=null")], [CELL], rounds=2
+    )
+    [row] = [row for row in found.rows if row.variant == "text"]
+    assert row.parity.verdict == "equal"
+    assert row.other_work == "its number of tokens is not known"
+    assert "output_tokens_per_s" not in row.figures
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "sleep 600 & exec {0} {1}",
+        "echo '{{\"ready\": {{}}}}'; sleep 600",
+        "echo '{{\"ready\": {{}}}}'; exec >&-; sleep 600",
+    ],
+    ids=["a child of its own", "never reads", "closed its output"],
+)
+def test_a_program_that_would_hang_is_ended(script: str) -> None:
+    text = script.format(sys.executable, FAKE)
+    rows = run(fake("right"), ComparedVariant("x", ("bash", "-c", text)), limit_s=3.0)
+    assert rows["right"].parity.is_right
+
+
+def test_cells_have_no_prefix_in_common() -> None:
+    for size in (1, 4):
+        cells = [Cell(size, 16, 8), Cell(size, 64, 8), Cell(size, 64, 9)]
+        first = {workload(cell, n, 500).prompts[0][:4] for cell in cells for n in range(5)}
+        assert len(first) == 15
+
+
+def test_another_program_does_not_continue_a_record(tmp_path: Path) -> None:
+    path = str(tmp_path / "runs.jsonl")
+    compare([fake("a")], [CELL], rounds=1, output=path)
+    other = ComparedVariant("a", ("/bin/python", str(FAKE)))
+    with pytest.raises(InputError, match="other variants than the record has"):
+        compare([other], [CELL], rounds=2, output=path, resumed=read_record(path))
+
+
 def test_a_cut_record_is_continued(tmp_path: Path) -> None:
     path = str(tmp_path / "runs.jsonl")
     variants = [fake("right"), fake("same")]
@@ -154,7 +228,10 @@ def test_a_cut_record_is_continued(tmp_path: Path) -> None:
         compare(variants, [Cell(1, 8, 8)], rounds=2, output=path, resumed=read_record(path))
 
 
-@pytest.mark.parametrize("text", ["", "{}\n", "no\n", '{"schema": "enginebay.compare"}\n'])
+HEADER = '{"schema": "enginebay.compare", "version": 1}'
+
+
+@pytest.mark.parametrize("text", ["", "{}\n", "no\n", f"{HEADER}\n", f"{HEADER}\n[]\n"])
 def test_a_file_that_is_no_record_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "runs.jsonl"
     path.write_text(text)
@@ -203,8 +280,8 @@ def test_processes_end_with_the_comparison(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_changes_since_an_older_record_are_shown() -> None:
-    older = compare([fake("a"), fake("b", "slow")], [CELL], rounds=4).record
-    newer = compare([fake("a"), fake("b")], [CELL], rounds=4).record
+    older = compare([fake("a"), fake("b", "slow")], [CELL], rounds=6).record
+    newer = compare([fake("a"), fake("b")], [CELL], rounds=6).record
     rows = {row.variant: row for row in Comparison.of(newer, older).rows}
     assert rows["b"].changes["output_tokens_per_s"].verdict == "faster"
     assert "faster" in markdown_text(Comparison.of(newer, older))
@@ -235,7 +312,15 @@ def test_peers_are_named_by_kind() -> None:
         "float32",
     )
     assert peer_variant(f"x=llama.cpp:{python}", config, "float32").command[2:] == ("m", "4096")
-    for wrong in ("x", "x=", "=http://h", "x=vllm:/bin/sh", "x=transformers:/none"):
+    for wrong in (
+        "x",
+        "x=",
+        "x=command:'a",
+        "x=command: ",
+        "=http://h",
+        "x=vllm:/bin/sh",
+        "x=transformers:/none",
+    ):
         with pytest.raises(InputError, match="--peer"):
             peer_variant(wrong, config, "float32")
 
@@ -245,6 +330,7 @@ def test_peers_are_named_by_kind() -> None:
     [
         (("--rounds", "0"), "--rounds 0"),
         (("--prompt-len", "12,x"), "--prompt-len 12,x"),
+        (("--limit-s", "inf"), "--limit-s inf"),
         (("--resume",), "--resume without --output"),
         (("--output", "EXISTS"), "which exists"),
         (("--reference", "none"), "--reference none"),

@@ -338,7 +338,7 @@ class Metrics:
         )
         stand_ins = CounterMetricFamily(
             f"{PREFIX}stand_in_steps",
-            "Steps that ran, in whole or in part, as another step because theirs was not compiled.",
+            "Steps that ran as another step, or in parts of it, before theirs was compiled.",
             labels=[LABEL, "step", "ran"],
         )
         for one in each:

@@ -121,7 +121,7 @@ def _explain(args: argparse.Namespace) -> None:
     _print_memory(memory, engine.ledger.num_free_tokens, cached.values())
     _print_stored(stored)
     if first:
-        print(f"compiled steps: {len(first) + len(later)}; a server is ready when it has these:")
+        print(f"compiled steps: {len(first) + len(later)}; with these, requests are answered:")
         for key in first:
             print(f"  {key}")
     check_memory(memory)

@@ -19,8 +19,8 @@ class Compilations:
     `num_running` counts the programs that are being traced or compiled now.
 
     `coming`: the steps whose programs are compiled beside the requests and are not there yet, next
-    first. `stand_ins` counts steps by themselves and by the step whose program ran, whole or for a
-    part of the rows or tokens, because their own was still coming. The engine's thread writes it.
+    first. `stand_ins` counts steps that ran as another step, or in several parts of it, because
+    their own program was still coming, by (step, other step). The engine's thread writes it.
     """
 
     count: int = 0

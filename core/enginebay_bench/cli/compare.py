@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from enginebay_bench.compare.comparison import Comparison
     from enginebay_bench.compare.variants import ComparedVariant
 
+MAX_LIMIT_S = 1e6
 FORMATS = ("table", "md", "csv", "json", "html")
 
 
@@ -31,7 +32,8 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         metavar="NAME:KEY=VALUE,...",
         action="append",
         default=[],
-        help="a further variant, with these settings over the flags; may be repeated",
+        help="a further variant: the first one with these settings, without commas in values; may "
+        "be repeated",
     )
     parser.add_argument(
         "--peer",
@@ -42,7 +44,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         "command:PROGRAM; may be repeated",
     )
     parser.add_argument(
-        "--reference", metavar="NAME", help="variant that has the right tokens (default: the first)"
+        "--reference", metavar="NAME", help="variant whose tokens are right (default: the first)"
     )
     parser.add_argument(
         "--prompt-len", metavar="N,...", default="128", help="tokens of the prompts; one or several"
@@ -55,13 +57,17 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         default=1,
-        help="requests at once; several have lengths up to these",
+        help="requests at once; with several, lengths are random, up to the given ones",
     )
     parser.add_argument(
         "--rounds", type=int, metavar="N", default=10, help="rounds of each variant"
     )
     parser.add_argument(
-        "--limit-s", type=float, metavar="S", default=600.0, help="seconds of a start, or of a run"
+        "--limit-s",
+        type=float,
+        metavar="S",
+        default=600.0,
+        help="most seconds of a start, or of a run",
     )
     parser.add_argument(
         "--format", choices=FORMATS, default="table", help="form of what is printed"
@@ -76,7 +82,9 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         "--read", metavar="FILE", help="print what such a file has, and run nothing (default: none)"
     )
     parser.add_argument(
-        "--against", metavar="FILE", help="an older file; print what has changed (default: none)"
+        "--against",
+        metavar="FILE",
+        help="an older file; print speeds relative to it (default: none)",
     )
     add_engine_arguments(parser)
 
@@ -94,8 +102,9 @@ def run(name: str, args: argparse.Namespace) -> int:
         if older is not None:
             found = Comparison.of(found.record, older)
     print(_formatted(found, args.format), end="")
-    if not args.read and any("--resume" in note for note in found.notes):
-        print("interrupted: these are the results so far", file=sys.stderr)
+    if not args.read and not found.is_whole:
+        more = f"; --output {args.output} --resume continues them" if args.output else ""
+        print(f"interrupted: these are the results so far{more}", file=sys.stderr)
         return INTERRUPTED
     return 0 if found.is_right else 1
 
@@ -115,7 +124,14 @@ def _measured(args: argparse.Namespace) -> Comparison:
         raise InputError(
             f"--prompt-len {args.prompt_len}", "numbers of tokens", "Pass --prompt-len 128,2048."
         )
-    cells = [Cell(args.num_requests, int(length), args.new_tokens) for length in lengths]
+    each = dict.fromkeys(map(int, lengths))
+    cells = [Cell(args.num_requests, length, args.new_tokens) for length in each]
+    if not 0 < args.limit_s < MAX_LIMIT_S:
+        raise InputError(
+            f"--limit-s {args.limit_s}",
+            f"more than 0, at most {MAX_LIMIT_S:g}",
+            "Pass --limit-s 600.",
+        )
     variants = _variants(args)
     names = [variant.name for variant in variants]
     if (twice := [one for one in names if names.count(one) > 1]) or (
@@ -123,7 +139,7 @@ def _measured(args: argparse.Namespace) -> Comparison:
     ):
         raise InputError(
             f"two variants named {twice[0]}" if twice else f"--reference {args.reference}",
-            f"one of {', '.join(dict.fromkeys(names))}, each once",
+            f"a name of a variant ({', '.join(dict.fromkeys(names))}), each once",
             "Name the variants by --variant and --peer.",
         )
     if args.resume and args.output is None:

@@ -23,16 +23,20 @@ FIGURES = {
 }
 """The figures of a round, by name with their titles."""
 
+MAX_TEXTS = 3
+"""Places that a verdict names, of all rounds."""
+
 Values = dict[str, float]
 
 
-def figures_of(cell: Cell, requests: Sequence[Mapping[str, Any]]) -> Values:
-    """The figures of one run. Times to first tokens, and between tokens, are medians over its
-    requests; a program that does not tell its first tokens' times has none of these.
+def figures_of(cell: Cell, line: Mapping[str, Any]) -> Values:
+    """The figures of one run. Output tokens are by our clock, the rest by what the program tells:
+    times to first tokens, and between tokens, are medians over the requests; a program that does
+    not tell its first tokens' times has none of these.
     """
-    total_s = max(one["end_s"] for one in requests)
+    requests, total_s = line["requests"], line["took_s"]
     tokens = [one["num_tokens"] or 0 for one in requests]
-    found = {"output_tokens_per_s": sum(tokens) / total_s}
+    found = {"output_tokens_per_s": sum(tokens) / total_s} if all(tokens) else {}
     times = [
         (one["first_s"], one["end_s"] - one["first_s"], num - 1)
         for one, num in zip(requests, tokens, strict=True)
@@ -97,7 +101,7 @@ class Comparison:
             for cell in record.cells
             for name in record.variants
         ]
-        return cls(record, rows, _notes(record))
+        return cls(record, rows, [*_notes(record), *_differences(record, older)])
 
     def ranking(self, cell: Cell) -> list[ComparedRow]:
         """The rows of a cell that may be ranked, by the last figure that all of them have, fastest
@@ -114,6 +118,16 @@ class Comparison:
         return sorted(rows, key=median_speed, reverse=True)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether each variant has all its runs, or failed."""
+        wanted = self.record.header["rounds"] * len(self.record.cells)
+        return all(
+            self.record.of("failed", variant=name)
+            or len(self.record.of("run", variant=name)) >= wanted
+            for name in self.record.variants
+        )
+
+    @property
     def is_right(self) -> bool:
         """Whether no variant is wrong or failed."""
         return not any(row.parity.verdict in ("wrong", "failed") for row in self.rows)
@@ -128,13 +142,17 @@ def _parity(record: RunRecord, name: str) -> TokenVerdict:
     if failed := record.of("failed", variant=name):
         return TokenVerdict("failed", failed[0]["why"])
     reference = record.header["reference"]
-    wanted, found = (record.of("parity", variant=one) for one in (reference, name))
-    if not (wanted and found):
+    lines = record.of("parity", variant=name)
+    if not lines:
         return TokenVerdict("unknown", "its tokens were not compared yet")
     if name == reference:
         return TokenVerdict("reference")
     dtype = str(_facts(record, reference).get("dtype", "float32"))
-    return token_verdict(wanted[0]["requests"], found[0]["requests"], dtype)
+    each = [token_verdict(line["wanted"], line["requests"], dtype) for line in lines]
+    worst = ("unknown", "wrong", "near ties", "equal")
+    first = min(each, key=lambda one: worst.index(one.verdict))
+    texts = [one.text for one in each if one.verdict == first.verdict and one.text]
+    return TokenVerdict(first.verdict, "; ".join(texts[:MAX_TEXTS]))
 
 
 def _row(record: RunRecord, name: str, cell: Cell) -> ComparedRow:
@@ -143,7 +161,7 @@ def _row(record: RunRecord, name: str, cell: Cell) -> ComparedRow:
         {line["round"]: line for line in record.of("run", variant=one, cell=cell.name)}
         for one in (name, reference)
     )
-    values = {number: figures_of(cell, line["requests"]) for number, line in runs.items()}
+    values = {number: figures_of(cell, line) for number, line in runs.items()}
     rounds = {
         figure: [one[figure] for one in values.values()]
         for figure in FIGURES
@@ -154,8 +172,9 @@ def _row(record: RunRecord, name: str, cell: Cell) -> ComparedRow:
     mine, its = ([one for n in shared for one in lines[n]["requests"]] for lines in (runs, others))
     reason = other_work(facts, _facts(record, reference), mine, its)
     ratios = {}
-    if name != reference and not reason:
-        of_reference = {n: figures_of(cell, others[n]["requests"]) for n in shared}
+    parity = _parity(record, name)
+    if name != reference and not reason and parity.is_right:
+        of_reference = {n: figures_of(cell, others[n]) for n in shared}
         for figure in rounds:
             if shared and all(figure in one for one in of_reference.values()):
                 pairs = [(values[n][figure], of_reference[n][figure]) for n in shared]
@@ -165,7 +184,7 @@ def _row(record: RunRecord, name: str, cell: Cell) -> ComparedRow:
     return ComparedRow(
         variant=name,
         cell=cell,
-        parity=_parity(record, name),
+        parity=parity,
         other_work=reason,
         rounds=rounds,
         figures={figure: Spread.of(each) for figure, each in rounds.items()},
@@ -180,6 +199,7 @@ def _with_changes(row: ComparedRow, before: Comparison | None) -> ComparedRow:
     if before is None:
         return row
     same = [one for one in before.rows if (one.variant, one.cell) == (row.variant, row.cell)]
+    same = [one for one in same if one.parity.is_right and row.parity.is_right]
     changes = {
         figure: ratio_of_medians(speed(figure, values), speed(figure, one.rounds[figure]))
         for one in same
@@ -192,16 +212,30 @@ def _with_changes(row: ComparedRow, before: Comparison | None) -> ComparedRow:
 def _notes(record: RunRecord) -> list[str]:
     """What spoils the figures, or is missing of them."""
     notes, runs = [], record.of("run")
-    busy = [line for line in runs if line["others"] > BUSY]
-    if busy:
-        share = max(line["others"] for line in busy)
+    shares = [line["others"] for line in runs if line["others"] is not None]
+    if shares and statistics.median(shares) > BUSY:
         notes.append(
-            f"Other programs took up to {share:.0%} of the machine's time in {len(busy)} of "
-            f"{len(runs)} runs."
+            f"Other programs took {statistics.median(shares):.0%} of the machine's time, as the "
+            "median over all runs."
         )
     wanted = record.header["rounds"] * len(record.cells)
     for name in record.variants:
         number = len(record.of("run", variant=name))
         if number < wanted and not record.of("failed", variant=name):
-            notes.append(f"{name} has {number} of {wanted} runs: continue with --resume.")
+            notes.append(f"{name} has {number} of {wanted} runs.")
     return notes
+
+
+def _differences(record: RunRecord, older: RunRecord | None) -> list[str]:
+    """What else is other than in the older record, besides the time."""
+    if older is None:
+        return []
+    found = [
+        f"The older record has another {what}."
+        for what in ("environment", "reference")
+        if record.header[what] != older.header[what]
+    ]
+    was = {one["name"]: one for one in older.header["variants"]}
+    now = record.header["variants"]
+    changed = [one["name"] for one in now if was.get(one["name"], one) != one]
+    return [*found, *(f"In the older record, {name} was another program." for name in changed)]

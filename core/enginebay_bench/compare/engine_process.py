@@ -1,12 +1,13 @@
 """The process of a variant of ours: makes an LLM from a configuration, and answers runs.
 
 Any program can follow its protocol. The first line of output is {"ready": facts}. Then each line of
-input is a run: {"prompts": lists of token ids, "new_tokens": a number for each prompt, "logprobs":
-how many per token}, greedy, end-of-sequence ignored. The line of output that answers it is
-{"requests": a record for each prompt}, with `token_ids`, `text`, the times `first_s` and `end_s` in
-seconds from the start of the run, the numbers of `cached` prompt tokens and of `drafted` tokens,
-and `logprobs`, {token id: value} for each token. A program leaves out what it does not know, but
-not `end_s` and the tokens or the text. The end of the input ends the program.
+input is a run: {"id": a number, "prompts": lists of token ids, "new_tokens": a number for each
+prompt, "logprobs": how many per token}, greedy, end-of-sequence ignored. The line of output that
+answers it is {"id": the same, "requests": a record for each prompt}, with `token_ids`, `text`, the
+times `first_s` and `end_s` in seconds from the start of the run, the numbers of `cached` prompt
+tokens and of `drafted` tokens, and `logprobs`, {token id: value} for each token. A program leaves
+out what it does not know, but not `end_s` and the tokens or the text; one that only asks a server
+has the fact `local`: false. The end of the input ends the program.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ def main() -> None:
             llm.warmup()
             write({"ready": facts(llm, time.monotonic() - start_s)})
             for line in sys.stdin:
-                write({"requests": answer_run(llm, json.loads(line))})
+                run = json.loads(line)
+                write({"id": run["id"], "requests": answer_run(llm, run)})
     except EnginebayError as error:
         write({"error": str(error)})
         raise SystemExit(1) from None

@@ -4,10 +4,11 @@ The first line says what is compared: `schema`, `version`, `when`, `command`, `e
 `cells`, `variants`, `reference` and `rounds`. Each other line has a `kind`:
 
 - facts: what a `variant` says of itself when it is ready, and its seconds until then (`ready_s`).
-- parity: the `requests` by which its tokens are compared with the reference's.
+- parity: the `requests` by which its tokens are compared with the reference's, and what the
+  reference answers to them with log-probabilities (`wanted`).
 - run: a `round` of a `cell` of a `variant`: the `requests` with their times in seconds and their
-  numbers of tokens, the program's `peak_mib`, and the share of the machine's time that other
-  programs took (`others`).
+  tokens, the seconds that the run took by our clock (`took_s`), the program's `peak_mib`, and the
+  share of the machine's time that other programs took (`others`; null where it is not known).
 - failed: `why` a variant is left out from there on.
 """
 
@@ -89,7 +90,17 @@ def read_record(path: str | Path) -> RunRecord:
         raise _no_record(path, f"it does not begin with the schema {SCHEMA}")
     if lines[0].get("version") != VERSION:
         raise _no_record(path, f"its version is {lines[0].get('version')!r}")
-    return RunRecord(lines[0], lines[1:])
+    try:
+        record = RunRecord(lines[0], lines[1:])
+        known = {record.header["reference"]} | {cell.name for cell in record.cells}
+        assert known
+        assert int(record.header["rounds"]) > 0
+        assert record.header["reference"] in record.variants
+        for entry in record.lines:
+            assert entry["variant"] in record.variants, entry
+    except (AssertionError, KeyError, TypeError, ValueError) as error:
+        raise _no_record(path, f"its header or a line is damaged: {error!r}") from error
+    return record
 
 
 def _no_record(path: str | Path, why: str) -> InputError:
@@ -107,13 +118,15 @@ class RunWriter:
         self.record = record
         self._file: io.TextIOBase | None = None
         if path is not None:
+            part = Path(f"{path}.part")  # what the file had is never lost
             try:
-                self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 (by close)
+                self._file = part.open("w", encoding="utf-8")
+                self._write([record.header, *record.lines])
+                part.replace(path)
             except OSError as error:
                 raise InputError(
                     f"--output {path}: {error}", "a file that can be written", "Name another file."
                 ) from error
-            self._write([record.header, *record.lines])
 
     def add(self, kind: str, **fields: Any) -> None:
         """Add a line."""
@@ -132,15 +145,19 @@ class RunWriter:
             self._file.flush()
 
 
-def counts(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records of a run's requests without their tokens and texts."""
+def timed(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is kept of a run's requests."""
     return [
         {
-            "num_tokens": request.get("num_tokens", len(request.get("token_ids") or ())) or None,
+            "num_tokens": len(request["token_ids"])
+            if request.get("token_ids") is not None
+            else request.get("num_tokens"),
             "first_s": request.get("first_s"),
             "end_s": request["end_s"],
-            "cached": request.get("cached", 0),
-            "drafted": request.get("drafted", 0),
+            "cached": request.get("cached") or 0,
+            "drafted": request.get("drafted") or 0,
+            "token_ids": request.get("token_ids"),
+            "text": request.get("text"),
         }
         for request in requests
     ]

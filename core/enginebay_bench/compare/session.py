@@ -18,11 +18,13 @@ from enginebay.compose.composition import Progress
 from enginebay.errors import InputError
 from enginebay_bench.compare.page import ShownComparison
 from enginebay_bench.compare.process import VariantError, VariantProcess
-from enginebay_bench.compare.records import SCHEMA, VERSION, Cell, RunRecord, RunWriter, counts
+from enginebay_bench.compare.records import SCHEMA, VERSION, Cell, RunRecord, RunWriter, timed
 from enginebay_bench.compare.variants import ComparedVariant
+from enginebay_bench.compare.verdicts import same_answer
 from enginebay_bench.workload import Workload, mixed_batch, one_prompt
 
 PARITY_REQUESTS, PARITY_PROMPT, PARITY_TOKENS = 4, 64, 32
+PARITY_SEED = 0
 NUM_LOGPROBS = 5
 """Tokens per place by which a near tie is told from a fault."""
 
@@ -59,7 +61,7 @@ def compare(
         }
     )
     if resumed is not None:
-        for what in ("cells", "variants", "reference"):
+        for what in ("cells", "variants", "reference", "environment"):
             if resumed.header[what] != json.loads(json.dumps(record.header[what])):
                 raise InputError(
                     f"--resume with other {what} than the record has",
@@ -96,10 +98,14 @@ def _processor() -> str:
 
 
 def workload(cell: Cell, number: int, num_token_ids: int) -> Workload:
-    """The requests of a round, which have no prefix in common with those of another round."""
+    """The requests of a round, which have no prefix in common with those of another round, or of
+    another cell.
+    """
+    size = cell.prompt_len * 1_000_003 + cell.new_tokens * 1009 + cell.num_requests
+    seed = size * 100_003 + number
     if cell.num_requests == 1:
-        return one_prompt(number, num_token_ids, cell.prompt_len, cell.new_tokens)
-    return mixed_batch(number, num_token_ids, cell.num_requests, cell.prompt_len, cell.new_tokens)
+        return one_prompt(seed, num_token_ids, cell.prompt_len, cell.new_tokens)
+    return mixed_batch(seed, num_token_ids, cell.num_requests, cell.prompt_len, cell.new_tokens)
 
 
 class ComparisonSession:
@@ -140,6 +146,10 @@ class ComparisonSession:
                 if not self._record.of("failed", variant=name):
                     with self._left_out_if_it_fails(name):
                         self._measure(name, cell, number)
+            for cell in cells:
+                report("comparing the tokens of the rounds", cells.index(cell), len(cells))
+                for name in names[1:]:
+                    self._compare_rounds(name, cell)
         finally:
             for process in self._processes.values():
                 process.close()
@@ -181,9 +191,36 @@ class ComparisonSession:
         if not self._record.of("parity", variant=name):
             longest = min(PARITY_PROMPT, *(cell.prompt_len for cell in self._record.cells))
             most = min(PARITY_TOKENS, *(cell.new_tokens for cell in self._record.cells))
-            asked = mixed_batch(0, self._num_token_ids, PARITY_REQUESTS, longest, most)
+            asked = mixed_batch(PARITY_SEED, self._num_token_ids, PARITY_REQUESTS, longest, most)
             found = process.run(_as_run(asked, NUM_LOGPROBS))
-            self._writer.add("parity", variant=name, requests=found)
+            first = self._record.of("parity", variant=self._record.header["reference"])
+            wanted = first[0]["requests"] if first else found
+            self._writer.add("parity", variant=name, requests=found, wanted=wanted)
+
+    def _compare_rounds(self, name: str, cell: Cell) -> None:
+        """Compare the tokens of all timed runs with the reference's. Where some differ first, ask
+        the reference for log-probabilities, which tell a near tie from a fault.
+        """
+        reference = self._record.header["reference"]
+        if self._record.of("parity", variant=name, cell=cell.name):
+            return
+        for line in self._record.of("run", variant=name, cell=cell.name):
+            number = line["round"]
+            others = self._record.of("run", variant=reference, cell=cell.name, round=number)
+            if not others:
+                continue
+            pairs = list(zip(line["requests"], others[0]["requests"], strict=True))
+            places = [i for i, (mine, its) in enumerate(pairs) if not same_answer(mine, its)]
+            if not places:
+                continue
+            asked = workload(cell, number, self._num_token_ids)
+            some = Workload(
+                tuple(asked.prompts[i] for i in places), tuple(asked.new_tokens[i] for i in places)
+            )
+            wanted = self._process(reference).run(_as_run(some, NUM_LOGPROBS))
+            found = [line["requests"][i] for i in places]
+            where = {"cell": cell.name, "round": number}
+            self._writer.add("parity", variant=name, requests=found, wanted=wanted, **where)
 
     def _process(self, name: str) -> VariantProcess:
         """The process of a variant, which is started if it does not run."""
@@ -230,9 +267,10 @@ class ComparisonSession:
             variant=name,
             cell=cell.name,
             round=number,
-            requests=counts(found),
+            requests=timed(found),
+            took_s=process.took_s,
             peak_mib=process.peak_mib,
-            others=round(min(1.0, max(0.0, others_s / took_s)), 3),
+            others=round(min(1.0, max(0.0, others_s / took_s)), 3) if process.is_local else None,
         )
 
 

@@ -6,6 +6,8 @@ import csv
 import dataclasses
 import io
 import json
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from enginebay_bench.compare.comparison import FIGURES, ComparedRow, Comparison
@@ -25,6 +27,8 @@ def spread_text(value: Spread) -> str:
 
 def interval_text(value: Interval) -> str:
     """A ratio with its interval."""
+    if value.low is None or value.high is None:
+        return f"{value.ratio:.3f} (too few rounds)"
     return f"{value.ratio:.3f} ({value.low:.3f} to {value.high:.3f})"
 
 
@@ -54,10 +58,10 @@ def cell_table(comparison: Comparison, cell: Cell) -> tuple[list[str], list[list
     places = {row.variant: str(place) for place, row in enumerate(ranked, 1)}
     others = [row for row in comparison.rows if row.cell == cell and row.variant not in places]
     ratio_of = figures[-1] if figures else ""
-    titles = ["rank", "variant", "tokens", "speed to the reference"]
+    titles = ["rank", "variant", "tokens", "speed / reference's"]
     titles += [*(FIGURES[name] for name in figures), "peak MiB"]
     changed = any(row.changes for row in comparison.rows)
-    titles += ["speed to before"] * changed
+    titles += ["speed / older record's"] * changed
     rows = []
     for row in (*ranked, *others):
         values = [spread_text(row.figures[f]) if f in row.figures else "-" for f in figures]
@@ -91,8 +95,8 @@ def remarks(comparison: Comparison) -> list[str]:
             )
     rounds = comparison.record.header["rounds"]
     found.append(
-        f"Medians and quartiles of {rounds} rounds; ratios are of the last figure, with 95 % "
-        "intervals by the bootstrap, and above 1 a variant is faster."
+        f"Medians and quartiles of {rounds} rounds; speeds are those of the last figure, and above "
+        "1 a variant is faster than the reference. Intervals hold the ratio with 95 % (bootstrap)."
     )
     return [*found, *comparison.notes]
 
@@ -103,12 +107,10 @@ def markdown_text(comparison: Comparison) -> str:
     parts = []
     for cell in comparison.record.cells:
         titles, rows = cell_table(comparison, cell)
-        lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
-        lines += [
-            f"| {' | '.join(one.replace('|', chr(92) + '|') for one in row)} |" for row in rows
-        ]
+        lines = [_line(titles), f"|{'---|' * len(titles)}"]
+        lines += map(_line, rows)
         parts.append(f"**{cell.name}**\n\n" + "\n".join(lines))
-    parts.append("\n".join(f"- {line}" for line in remarks(comparison)))
+    parts.append("\n".join(f"- {_escaped(line)}" for line in remarks(comparison)))
     environment = header["environment"]
     packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
     parts.append(
@@ -119,7 +121,29 @@ def markdown_text(comparison: Comparison) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-COLUMNS = ("cell", "variant", "verdict", "why", "figure", "median", "low", "high", "rounds")
+def _line(cells: Sequence[str]) -> str:
+    """A line of a Markdown table."""
+    return f"| {' | '.join(map(_escaped, cells))} |"
+
+
+def _escaped(text: str) -> str:
+    """Text without what Markdown or HTML would read."""
+    plain = " ".join(text.split())
+    return re.sub(r"([\\`*_{}\[\]|#])", r"\\\1", plain).replace("<", "&lt;")
+
+
+COLUMNS = (
+    "cell",
+    "variant",
+    "verdict",
+    "ranked",
+    "why",
+    "figure",
+    "median",
+    "low",
+    "high",
+    "rounds",
+)
 RATIOS = ("ratio", "ratio_low", "ratio_high")
 
 
@@ -130,8 +154,11 @@ def csv_text(comparison: Comparison) -> str:
     writer.writerow((*COLUMNS, *RATIOS))
     for row in comparison.rows:
         why = row.other_work or row.parity.text
+        of_row = (row.cell.name, row.variant, row.parity.verdict, row.is_ranked, why)
+        if not row.figures:
+            writer.writerow((*of_row, *[""] * (len(COLUMNS) + len(RATIOS) - len(of_row))))
         for name, value in row.figures.items():
-            first = (row.cell.name, row.variant, row.parity.verdict, why, name)
+            first = (*of_row, name)
             found = row.ratios.get(name)
             ratios = ("", "", "") if found is None else dataclasses.astuple(found)
             writer.writerow((*first, *dataclasses.astuple(value), len(row.rounds[name]), *ratios))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 from enginebay.config import EngineConfig
@@ -31,7 +29,8 @@ class ComparedVariant:
     @property
     def record(self) -> dict[str, object]:
         """What tells whether a variant of an older record is the same."""
-        return {"name": self.name, "command": list(self.command[1:]), "ours": self.is_ours}
+        command = ["python" if one == sys.executable else one for one in self.command]
+        return {"name": self.name, "command": command, "ours": self.is_ours}
 
 
 def engine_variant(name: str, config: EngineConfig) -> ComparedVariant:
@@ -60,7 +59,13 @@ def peer_variant(text: str, config: EngineConfig, dtype: str) -> ComparedVariant
             f"--peer {text}", f"NAME={KINDS}", "For example hf=transformers:/venv/bin/python."
         )
     if kind == "command":
-        return ComparedVariant(name, tuple(shlex.split(what)))
+        try:
+            command = tuple(shlex.split(what))
+        except ValueError:
+            command = ()
+        if not command:
+            raise InputError(f"--peer {text}", "a command", "Write it as in a shell.")
+        return ComparedVariant(name, command)
     if not os.access(what, os.X_OK):
         raise InputError(
             f"--peer {text}",
@@ -72,8 +77,3 @@ def peer_variant(text: str, config: EngineConfig, dtype: str) -> ComparedVariant
         "llama.cpp": ("llama_cpp_peer.py", (config.model, str(config.max_model_len or 4096))),
     }[kind]
     return ComparedVariant(name, (what, str(PEERS / script), *map(str, more)))
-
-
-def same_variants(found: object, variants: Mapping[str, ComparedVariant]) -> bool:
-    """Whether a record's variants are these."""
-    return found == json.loads(json.dumps([one.record for one in variants.values()]))

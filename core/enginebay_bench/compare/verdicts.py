@@ -34,7 +34,7 @@ def token_verdict(reference: Answers, found: Answers, dtype: str) -> TokenVerdic
     """
     near = []
     for place, (wanted, got) in enumerate(zip(reference, found, strict=True)):
-        if not got.get("token_ids"):
+        if got.get("token_ids") is None or wanted.get("token_ids") is None:
             if got.get("text") is None:
                 return TokenVerdict("unknown", "it tells neither tokens nor texts")
             if wanted.get("text") is None:
@@ -54,6 +54,13 @@ def token_verdict(reference: Answers, found: Answers, dtype: str) -> TokenVerdic
             return TokenVerdict("wrong", _named(place, at, wanted, got))
         near.append(f"request {place}, token {at}, {gap:.2g} nats")
     return TokenVerdict("near ties", "; ".join(near)) if near else TokenVerdict("equal")
+
+
+def same_answer(mine: Mapping[str, Any], its: Mapping[str, Any]) -> bool:
+    """Whether two answers to a request have the same tokens, or texts where one has no tokens."""
+    by_tokens = mine.get("token_ids") is not None and its.get("token_ids") is not None
+    name = "token_ids" if by_tokens else "text"
+    return mine.get(name) == its.get(name)
 
 
 def _first_difference(wanted: Sequence[Any], got: Sequence[Any]) -> int | None:
@@ -93,9 +100,12 @@ def other_work(
             return f"{what} {mine}, the reference has {other}"
     for mine, other in zip(requests, of_reference, strict=False):
         numbers = mine["num_tokens"], other["num_tokens"]
-        if None not in numbers and numbers[0] != numbers[1]:
+        if None in numbers:
+            return "its number of tokens is not known"
+        if numbers[0] != numbers[1]:
             return f"an answer has {numbers[0]} tokens, the reference's {numbers[1]}"
-    for name, what in (("cached", "prompt tokens were cached"), ("drafted", "tokens were drafted")):
-        if (number := sum(one[name] for one in requests)) != sum(one[name] for one in of_reference):
-            return f"{number} {what}"
+    for name, what in (("cached", "cached"), ("drafted", "drafted")):
+        both = [sum(one[name] for one in some) for some in (requests, of_reference)]
+        if both[0] != both[1]:
+            return f"{both[0]} tokens were {what}, in the reference {both[1]}"
     return ""

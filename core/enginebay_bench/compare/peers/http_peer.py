@@ -37,8 +37,8 @@ def ask(address: str, model: str, prompt: list[int], num: int, begin_s: float) -
     text, record = "", dict[str, Any]()
     with opened(f"{address}/completions", body) as answer:
         for line in answer:
-            data = line.decode().removeprefix("data:").strip()
-            if not data or data == "[DONE]":
+            name, _, data = line.decode().partition(":")
+            if name != "data" or data.strip() == "[DONE]":
                 continue
             chunk = json.loads(data)
             if "error" in chunk:
@@ -67,13 +67,13 @@ def main() -> None:
         answers.write(json.dumps(record) + "\n")
         answers.flush()
 
-    write({"ready": {"name": f"{model} at {address}", "compile_s": 0.0}})
+    write({"ready": {"name": f"{model} at {address}", "local": False}})
     with concurrent.futures.ThreadPoolExecutor(256) as pool:
         for line in sys.stdin:
             asked, begin_s = json.loads(line), time.monotonic()
             each = zip(asked["prompts"], asked["new_tokens"], strict=True)
             waits = [pool.submit(ask, address, model, *one, begin_s) for one in each]
-            write({"requests": [wait.result() for wait in waits]})
+            write({"id": asked["id"], "requests": [wait.result() for wait in waits]})
 
 
 if __name__ == "__main__":

@@ -78,7 +78,8 @@ def main() -> None:
     )
     for line in sys.stdin:
         asked = json.loads(line)
-        write({"requests": run(asked["prompts"], asked["new_tokens"])})
+        found = run(asked["prompts"], asked["new_tokens"])
+        write({"id": asked["id"], "requests": found})
 
 
 if __name__ == "__main__":
