@@ -2,7 +2,7 @@
 
 Its tokens follow from the prompt. `dies` and `stops` are faults of the third run; `slow` takes
 longer for each token, `near` and `wrong` change a token, `short` leaves out the last one. `cheats`
-is wrong only where nobody asks for log-probabilities, `sleeps` takes 0.2 s more for a run,
+is wrong only where nobody asks for log-probabilities, `sleeps` takes 0.8 s more for a run,
 `boasts` tells wrong times, `ahead` answers twice, and a NAME=VALUE is a field of each answer.
 """
 
@@ -54,7 +54,7 @@ def main() -> None:
         if "cheats" in faults and not run["logprobs"]:
             for request in requests:
                 request["token_ids"] = [*request["token_ids"][:-1], 0]
-        time.sleep(0.2 * ("sleeps" in faults))
+        time.sleep(0.8 * ("sleeps" in faults))
         if "boasts" in faults:
             requests = [request | {"first_s": 1e-6, "end_s": 2e-6} for request in requests]
         print(json.dumps({"id": run["id"], "requests": requests}), flush=True)
