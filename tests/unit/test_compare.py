@@ -112,7 +112,11 @@ def test_a_slow_variant_is_ranked_last_with_its_ratio() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "why"), [("dies", "ended with exit code 3: no more memory"), ("stops", "longer than")]
+    ("fault", "why"),
+    [
+        ("dies", "ended with exit code 3: no more memory"),
+        pytest.param("stops", "longer than", marks=pytest.mark.long),
+    ],
 )
 def test_a_variant_that_fails_is_left_out(fault: str, why: str) -> None:
     rows = run(fake("right"), fake("bad", fault), limit_s=3.0 if fault == "stops" else 60.0)
@@ -177,6 +181,7 @@ def test_a_program_that_tells_texts_alone_has_no_rate() -> None:
     assert "output_tokens_per_s" not in row.figures
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "script",
     [
