@@ -58,8 +58,9 @@ def test_it_is_shown_what_comes_and_what_stands_in(
     assert (figures["coming"], figures["num_stand_ins"]) == ([str(key) for key in later], 3)
     found = asker.get("/metrics").text
     assert f'enginebay:programs_coming{{model_name="demo"}} {len(later)}.0' in found
-    labels = f'model_name="demo",ran="{first}",step="{later[0]}"'
-    assert f"enginebay:stand_in_steps_total{{{labels}}} 3.0" in found
+    assert 'enginebay:stand_in_steps_total{model_name="demo"} 3.0' in found
+    shown = asker.get("/explain").json()["demo"]["stand_ins"]
+    assert shown == [{"step": str(later[0]), "ran": str(first), "count": 3}]
 
 
 def test_figures_have_the_steps_and_endings_since_a_number(asker: Asker) -> None:

@@ -234,6 +234,10 @@ class ModelMetrics:
                 "compilation_seconds",
                 "Seconds of compilations; those at the same time count each.",
             ): compilations.seconds,
+            (
+                "stand_in_steps",
+                "Steps that ran as another step, or in parts of it, before theirs was compiled.",
+            ): compilations.stand_ins.total(),
         }
 
 
@@ -336,15 +340,8 @@ class Metrics:
             "Tokens that the programs of these steps computed, with padding.",
             labels=[LABEL, "mode"],
         )
-        stand_ins = CounterMetricFamily(
-            f"{PREFIX}stand_in_steps",
-            "Steps that ran as another step, or in parts of it, before theirs was compiled.",
-            labels=[LABEL, "step", "ran"],
-        )
         for one in each:
             name = one.model.name
-            for (step, ran), count in one.model.llm.engine.compilations.stand_ins.copy().items():
-                stand_ins.add_metric([name, str(step), str(ran)], count)
             sums: Counter[tuple[str, ...]] = Counter()
             for bucket, count in one.engine.num_steps.copy().items():
                 sizes = bucket.tokens, bucket.seqs, bucket.max_kv_len
@@ -355,7 +352,7 @@ class Metrics:
                 launched.add_metric([name, mode], count)
             for mode, count in one.engine.num_with_padding.copy().items():
                 padded.add_metric([name, mode], count)
-        yield from (steps, launched, padded, stand_ins)
+        yield from (steps, launched, padded)
 
     @staticmethod
     def _histograms(one: ModelMetrics) -> Sequence[Histogram]:

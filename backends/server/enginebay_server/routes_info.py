@@ -120,5 +120,9 @@ def explained(model: ServedModel) -> dict[str, Any]:
             for kind, one in parsers.items()
         ],
         "compiling": compiling(model),
+        "stand_ins": [
+            {"step": str(step), "ran": str(ran), "count": count}
+            for (step, ran), count in model.llm.engine.compilations.stand_ins.copy().items()
+        ],
         "memory": dataclasses.asdict(model.llm.engine.memory),
     }
