@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal, Var, jaxpr_as_fun
+from jax.extend.core import Literal, Var, jaxpr_as_fun
 
 from enginebay.ops.bound import LAYER_CALL
 from enginebay_runtime.step import SAMPLING_CALL
@@ -183,7 +183,8 @@ class _Split:
             eqns=equations,
             debug_info=self._jaxpr.debug_info.with_unknown_names(),
         )
-        return _named(ClosedJaxpr(own, ()), name), takes, gives
+        closed = self._traced.jaxpr.replace(jaxpr=own, consts=())
+        return _named(closed, name), takes, gives
 
     def _call(self, program: int, number: int, takes: list[Any], gives: list[Any]) -> ProgramCall:
         count = collections.Counter(takes)

@@ -100,11 +100,12 @@ class BatchSteps:
         groups = self.parts.model.info.groups
         cache = {g.name: tuple(next(rest) for _ in range(g.num_layers)) for g in groups}
         row_ids: Any = jnp.arange(self.num_rows, dtype=jnp.int32)
+        steps: Any = jnp.int32(num_steps)
         done, sampled = decode_step(
             weights,
             StepState(cache, rows),
             {},
-            DecodeInputs(row_ids, jnp.int32(num_steps)),
+            DecodeInputs(row_ids, steps),
             parts=self.parts,
             layouts=self.layouts,
             key=StepKey("decode", bucket),

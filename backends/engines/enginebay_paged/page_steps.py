@@ -197,6 +197,7 @@ class PageSteps:
         step; None: rows use their own keys.
         """
         row_ids: Any = jnp.asarray(part.row_ids)
+        one: Any = jnp.int32(1)
         own = rows.keys
         if words is not None:
             folded = own
@@ -208,7 +209,7 @@ class PageSteps:
             weights,
             StepState(views, rows),
             {},
-            DecodeInputs(row_ids, jnp.int32(1)),
+            DecodeInputs(row_ids, one),
             parts=self.parts,
             layouts=self.layouts,
             key=StepKey("decode", part.bucket),
