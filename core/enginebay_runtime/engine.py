@@ -231,7 +231,8 @@ class StepEngine(Engine):
         key = self._key(plan)
         if self.executor.serves(key):
             command = self._command(plan, key)
-            self._note_stand_ins(key, (command,))
+            if command.program.bucket != key.bucket:
+                self._note_stand_ins(key, (command,))
             return self.executor.run(command)
         parts, commands, each = self._parts(plan), list[Step](), []
         for part in parts:
