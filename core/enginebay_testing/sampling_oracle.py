@@ -69,9 +69,9 @@ def kept_tokens(logits: np.ndarray, params: OracleParams, slack: float = 0.0) ->
     bool [vocab].
 
     `slack` moves every border outward (inward if negative) by this mass and by this share of a
-    score, so that a result in lower precision lies between two sets. Scores at the border of top_p
-    whose masses may be equal in f32 are kept (dropped), but not those that are equal themselves: of
-    these the first ones are kept. At least the first best token is kept.
+    score, so that a result in lower precision lies between two sets. A token whose mass may equal
+    that of the last kept (first dropped) token in f32 is kept (dropped) too; of tokens with equal
+    scores, the first ones are kept. At least the first best token is kept.
     """
     z = _scaled(logits, params)
     order = np.argsort(-z, kind="stable")

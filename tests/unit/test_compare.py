@@ -68,7 +68,7 @@ def answer(*tokens: int, **more: Any) -> dict[str, Any]:
         (answer(5, 7), "wrong", "request 0: 2 tokens in place of 3"),
         ({"text": "(5, 7, 9)"}, "equal", ""),
         ({"text": "(5, 8, 9)"}, "wrong", "request 0: its text differs from character 4 on"),
-        ({"end_s": 1.0}, "unknown", "it tells neither tokens nor texts"),
+        ({"end_s": 1.0}, "unknown", "the program returns neither tokens nor texts"),
     ],
 )
 def test_tokens_are_compared_up_to_the_first_that_differs(
@@ -306,17 +306,16 @@ def test_reports_are_whole() -> None:
 
 
 def test_peers_are_named_by_kind() -> None:
-    config = EngineConfig(model="m")
+    config = EngineConfig(model="demo")
     assert peer_variant("x=command:prog -a", config, "float32").command == ("prog", "-a")
     found = peer_variant("x=http://h:1/v1#name", config, "float32").command
     assert found[1].endswith("http_peer.py")
     assert found[2:] == ("http://h:1/v1", "name")
     python = sys.executable
-    assert peer_variant(f"x=transformers:{python}", config, "float32").command[2:] == (
-        "m",
-        "float32",
-    )
-    assert peer_variant(f"x=llama.cpp:{python}", config, "float32").command[2:] == ("m", "4096")
+    for kind, more in (("transformers", "float32"), ("llama.cpp", "4096")):
+        *_, model, last = peer_variant(f"x={kind}:{python}", config, "float32").command
+        assert Path(model, "config.json").is_file(), "the folder that the name stands for"
+        assert last == more
     for wrong in (
         "x",
         "x=",

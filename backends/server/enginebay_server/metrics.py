@@ -236,7 +236,7 @@ class ModelMetrics:
             ): compilations.seconds,
             (
                 "stand_in_steps",
-                "Steps that ran as another step, or in parts of it, before theirs was compiled.",
+                "Steps that ran in programs of other steps; their own was not compiled.",
             ): compilations.stand_ins.total(),
         }
 

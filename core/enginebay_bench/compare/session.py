@@ -26,7 +26,9 @@ from enginebay_bench.workload import Workload, mixed_batch, one_prompt
 PARITY_REQUESTS, PARITY_PROMPT, PARITY_TOKENS = 4, 64, 32
 PARITY_SEED = 0
 NUM_LOGPROBS = 5
-"""Tokens per place by which a near tie is told from a fault."""
+"""Log-probabilities that a program returns for each token. Those of the reference tell a near tie
+from a fault.
+"""
 
 
 def compare(

@@ -8,8 +8,10 @@ import shlex
 import sys
 from pathlib import Path
 
+from enginebay.compose.composition import open_checkpoint
 from enginebay.config import EngineConfig
 from enginebay.errors import InputError
+from enginebay.plugins.registry import load_registry
 
 PEERS = Path(__file__).parent / "peers"
 ADAPTERS = ("transformers", "llama.cpp", "command")
@@ -28,7 +30,7 @@ class ComparedVariant:
 
     @property
     def record(self) -> dict[str, object]:
-        """What tells whether a variant of an older record is the same."""
+        """The fields that are equal if an older record has the same variant."""
         command = ["python" if one == sys.executable else one for one in self.command]
         return {"name": self.name, "command": command, "ours": self.is_ours}
 
@@ -72,8 +74,9 @@ def peer_variant(text: str, config: EngineConfig, dtype: str) -> ComparedVariant
             "the path of a Python that can be run",
             "Name the interpreter of the environment that has the other engine.",
         )
+    model = str(open_checkpoint(load_registry(), config).folder)
     script, more = {
-        "transformers": ("transformers_peer.py", (config.model, dtype)),
-        "llama.cpp": ("llama_cpp_peer.py", (config.model, str(config.max_model_len or 4096))),
+        "transformers": ("transformers_peer.py", dtype),
+        "llama.cpp": ("llama_cpp_peer.py", str(config.max_model_len or 4096)),
     }[kind]
-    return ComparedVariant(name, (what, str(PEERS / script), *map(str, more)))
+    return ComparedVariant(name, (what, str(PEERS / script), model, more))

@@ -36,9 +36,9 @@ def token_verdict(reference: Answers, found: Answers, dtype: str) -> TokenVerdic
     for place, (wanted, got) in enumerate(zip(reference, found, strict=True)):
         if got.get("token_ids") is None or wanted.get("token_ids") is None:
             if got.get("text") is None:
-                return TokenVerdict("unknown", "it tells neither tokens nor texts")
+                return TokenVerdict("unknown", "the program returns neither tokens nor texts")
             if wanted.get("text") is None:
-                return TokenVerdict("unknown", "the reference tells no texts")
+                return TokenVerdict("unknown", "the reference returns no texts")
             if got["text"] != wanted["text"]:
                 at = _first_difference(wanted["text"], got["text"])
                 return TokenVerdict(
