@@ -30,7 +30,7 @@ Values = dict[str, float]
 
 
 def figures_of(cell: Cell, line: Mapping[str, Any]) -> Values:
-    """The figures of one run. Output tokens per second are by our clock; the program tells the rest:
+    """The figures of one run. Our clock gives output tokens per second, the program tells the rest:
     times to first tokens, and between tokens, are medians over the requests; a program that does
     not tell its first tokens' times has none of these.
     """
