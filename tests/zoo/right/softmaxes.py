@@ -83,52 +83,61 @@ def whole(given: Scores, *, narrow: bool = False, last: bool = False) -> Result:
 
 def two_passes(given: Scores, *, block: int) -> Result:
     """A pass over blocks of keys for the maximum, another for the sums."""
-    starts = range(0, given.scores.shape[-1], block)
-    parts = [given.part(start, start + block) for start in starts]
-    begin = jnp.full(given.scores.shape[:-1], LOWEST)
-    if given.sinks is not None:
-        begin = jnp.maximum(begin, given.sinks)
-    maximum = functools.reduce(jnp.maximum, [p.scores.max(axis=-1) for p in parts], begin)
+    scores, values = _in_blocks(given, block)
+    maximum = jnp.full(given.scores.shape[:-1], LOWEST)
     total = jnp.zeros_like(maximum)
     if given.sinks is not None:
+        maximum = jnp.maximum(maximum, given.sinks)
+    maximum = jnp.maximum(maximum, jax.lax.map(lambda some: some.max(axis=-1), scores).max(axis=0))
+    if given.sinks is not None:
         total = given.exp(given.sinks - maximum)
-    out = jnp.zeros((), jnp.float32)
-    for part in parts:
-        weights = given.exp(part.scores - maximum[..., None])
-        total = total + weights.sum(axis=-1)
-        out = out + products(weights, part.values.astype(jnp.float32))
+
+    def add(state: Result, some: tuple[jax.Array, jax.Array]) -> tuple[Result, None]:
+        total, out = state
+        weights = given.exp(some[0] - maximum[..., None])
+        return (total + weights.sum(axis=-1), out + products(weights, some[1])), None
+
+    out = jnp.zeros((*maximum.shape, values.shape[-1]), jnp.float32)
+    (total, out), _ = jax.lax.scan(add, (total, out), (scores, values))
     return out / jnp.where(total == 0, 1.0, total)[..., None], given.lse(maximum, total)
+
+
+def _in_blocks(given: Scores, block: int) -> tuple[jax.Array, jax.Array]:
+    """Scores [B, N, Hkv, G, block] and values f32 [B, block, Hkv, Dv]; keys that are not there are
+    hidden.
+    """
+    missing = -given.scores.shape[-1] % block
+    none = [(0, 0)]
+    scores = jnp.pad(given.scores, none * 3 + [(0, missing)], constant_values=-jnp.inf)
+    values = jnp.pad(given.values.astype(jnp.float32), [(0, missing), *none * 2])
+    scores = scores.reshape(*scores.shape[:-1], -1, block)
+    return jnp.moveaxis(scores, -2, 0), values.reshape(-1, block, *values.shape[1:])
 
 
 def online(given: Scores, *, block: int, backwards: bool = False) -> Result:
     """Blocks of keys one after the other, the first or the last one first, with a running
     maximum. A sink is where the sums begin.
     """
-    length = given.scores.shape[-1]
-    count = -(-length // block)
-    missing = count * block - length
-    scores = jnp.pad(
-        given.scores, [(0, 0)] * 3 + [(0, missing)], mode="constant", constant_values=-jnp.inf
-    )
-    values = jnp.pad(given.values.astype(jnp.float32), [(0, missing), (0, 0), (0, 0)])
-    maximum = jnp.full(scores.shape[:-1], LOWEST)
+    blocks = _in_blocks(given, block)
+    maximum = jnp.full(given.scores.shape[:-1], LOWEST)
     total = jnp.zeros_like(maximum)
     if given.sinks is not None:
         maximum = jnp.broadcast_to(given.sinks, maximum.shape)
         total = jnp.ones_like(maximum)
 
-    def add(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def add(
+        state: tuple[jax.Array, ...], some: tuple[jax.Array, jax.Array]
+    ) -> tuple[tuple[jax.Array, ...], None]:
         maximum, total, out = state
-        first = (count - 1 - i if backwards else i) * block
-        some = jax.lax.dynamic_slice_in_dim(scores, first, block, axis=-1)
-        higher = jnp.maximum(maximum, some.max(axis=-1))
-        weights = given.exp(some - higher[..., None])
+        higher = jnp.maximum(maximum, some[0].max(axis=-1))
+        weights = given.exp(some[0] - higher[..., None])
         keep = given.exp(maximum - higher)
-        new = products(weights, jax.lax.dynamic_slice_in_dim(values, first, block))
-        return higher, total * keep + weights.sum(axis=-1), out * keep[..., None] + new
+        out = out * keep[..., None] + products(weights, some[1])
+        return (higher, total * keep + weights.sum(axis=-1), out), None
 
-    out = jnp.zeros((*maximum.shape, values.shape[-1]), jnp.float32)
-    maximum, total, out = jax.lax.fori_loop(0, count, add, (maximum, total, out))
+    out = jnp.zeros((*maximum.shape, blocks[1].shape[-1]), jnp.float32)
+    found, _ = jax.lax.scan(add, (maximum, total, out), blocks, reverse=backwards)
+    maximum, total, out = found
     return out / jnp.where(total == 0, 1.0, total)[..., None], given.lse(maximum, total)
 
 
