@@ -264,49 +264,6 @@ def test_env_names_versions_and_devices(run: Run, run_json: Any) -> None:
     assert f"enginebay: {__version__}" in out
 
 
-@on_the_fake_engine
-def test_bench_measures_variants_and_compares_their_tokens(
-    run: Run, run_json: Any, config: str
-) -> None:
-    lengths = ("--rounds", "1", "--prompt-len", "4", "--new-tokens", "4")
-    least = ("--max-num-seqs", "1", "--max-num-batched-tokens", "16", "--max-model-len", "32")
-    sizes = (*lengths, *least, "--config", config)
-    few = ("--num-requests", "3", "--scheduler", "fcfs,static")
-    results = run_json("bench", "throughput", *sizes, *few, "--json")
-    assert [result["variant"] for result in results] == ["fcfs", "static"]
-    for result in results:
-        assert result["equal_tokens"] == result["compared_tokens"] > 0
-        assert result["figures"]["output_tokens_per_s"] > 0
-    latency = run_json("bench", "latency", *sizes, "--json")
-    assert set(latency[0]["figures"]) == {"ttft_s", "prefill_tokens_per_s", "decode_tokens_per_s"}
-
-
-@on_the_fake_engine
-def test_bench_varies_attention_by_phase(
-    run_json: Any, config: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[tuple[str, dict[str, str]]] = []
-
-    class Recorded(LLM):
-        def __init__(self, **fields: Any) -> None:
-            super().__init__(**fields)
-            chosen = self.plan.kernels.names
-            phases = ("decode", "prefill", "mixed")
-            made.append(
-                (self.plan.config.engine.name, {p: chosen[f"attention.{p}"] for p in phases})
-            )
-
-    monkeypatch.setattr("enginebay.serving.LLM", Recorded)
-    attention = ("--attention", "xla", "--attention", "decode=xla,decode=native")
-    flags = ("--engine", "oengine,vinference", "--rounds", "1", "--prompt-len", "4", "--json")
-    results = run_json("bench", "latency", *attention, *flags, "--config", config)
-    variants = [
-        (engine, decode) for engine in ("oengine", "vinference") for decode in ("xla", "native")
-    ]
-    assert [result["variant"] for result in results] == [f"{e} decode={d}" for e, d in variants]
-    assert made == [(e, {"decode": d, "prefill": "xla", "mixed": "xla"}) for e, d in variants]
-
-
 def test_our_own_faults_end_with_code_1(
     run: Run, config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

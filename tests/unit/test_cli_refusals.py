@@ -103,10 +103,7 @@ def assert_one_line(found: tuple[int, str, str], *parts: str) -> None:
         (("bench", "latency", "--rounds", "0"), ("--rounds 0",)),
         (("bench", "latency", "--prompt-len", "-1"), ("--prompt-len -1",)),
         (("bench", "throughput", "--num-requests", "0"), ("--num-requests 0",)),
-        (
-            ("bench", "latency", "--prompt-len", "159"),
-            ("159 prompt and 159 new tokens", "fewer than 160"),
-        ),
+        (("bench", "latency", "--num-requests", "2"), ("run bench throughput",)),
         (("bench", "speed"), ("'speed'",)),
     ],
 )

@@ -353,6 +353,74 @@ def test_wrong_flags_are_refused_before_anything_runs(
     assert message in capsys.readouterr().err
 
 
+@pytest.fixture
+def configs(monkeypatch: pytest.MonkeyPatch) -> dict[str, EngineConfig]:
+    """The configurations of our engines by variant; programs that are none run in their place."""
+    found: dict[str, EngineConfig] = {}
+
+    def without_engine(name: str, config: EngineConfig) -> ComparedVariant:
+        found[name] = config
+        return fake(name)
+
+    monkeypatch.setattr("enginebay_bench.compare.variants.engine_variant", without_engine)
+    return found
+
+
+def test_bench_compares_the_listed_engines_on_its_two_workloads(
+    configs: dict[str, EngineConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    decode = ("--attention", "xla", "--attention", "decode=xla,decode=native")
+    sizes = ("--prompt-len", "16", "--rounds", "1", "--json")
+    assert main(["bench", "latency", "--engine", "oengine,vinference", *decode, *sizes]) == 0
+    found = json.loads(capsys.readouterr().out)
+    names = [f"{e} decode={d}" for e in ("oengine", "vinference") for d in ("xla", "native")]
+    assert [row["variant"] for row in found["rows"]] == names == list(configs)
+    assert {row["cell"] for row in found["rows"]} == {"16+64 tokens"}
+    for name, config in configs.items():
+        engine, _, phase = name.partition(" decode=")
+        assert config.engine.name == engine
+        chosen = {"decode": phase, "prefill": "xla", "mixed": "xla"}
+        assert config.model_dump()["kernels"]["attention"] == chosen
+    few = ("--num-requests", "3", "--new-tokens", "8", "--scheduler", "fcfs,static")
+    assert main(["bench", "throughput", *few, *sizes]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["variant"] for row in found["rows"]] == ["fcfs", "static"]
+    for row in found["rows"]:
+        assert row["cell"] == "3 requests up to 16+8 tokens"
+        assert row["figures"].keys() == {"ttft_ms", "tpot_ms", "output_tokens_per_s"}
+
+
+def test_an_interrupted_bench_prints_what_there_is(
+    configs: dict[str, EngineConfig],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    measure = ComparisonSession._measure
+
+    def until_the_second_round(self: ComparisonSession, *arguments: Any) -> None:
+        if arguments[-1] == 2:
+            raise KeyboardInterrupt
+        measure(self, *arguments)
+
+    monkeypatch.setattr(ComparisonSession, "_measure", until_the_second_round)
+    assert main(["bench", "latency", "--prompt-len", "16", "--new-tokens", "4"]) == 130
+    out, err = capsys.readouterr()
+    assert "this configuration has 1 of 10 runs" in out
+    assert "interrupted" in err
+
+
+@pytest.mark.parametrize("what", ["lines", "input"])
+def test_a_program_says_what_is_printed_and_that_its_input_is_wrong(
+    what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if what == "lines":
+        found = compare([fake("first"), fake("other", "says")], [CELL], rounds=2)
+        assert "- other: run 3 is done" in markdown_text(found)
+    else:
+        with pytest.raises(InputError, match="refused: 'no such setting'"):
+            run(fake("first"), fake("refused", "refuses"))
+
+
 @pytest.mark.long
 def test_engines_and_a_peer_are_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -29,8 +29,6 @@ from enginebay.errors import UnsupportedError
 from enginebay.outputs import StreamChunk
 from enginebay.serving import llm
 from enginebay.waits import waiting
-from enginebay_bench.measure import measure
-from enginebay_bench.workload import mixed_batch
 from enginebay_esurge import opening
 from enginebay_native import compiling
 from enginebay_runtime import local
@@ -237,48 +235,6 @@ def test_bars_end_when_the_first_chunk_is_there() -> None:
     assert calls == ["closed", "a", "b"]
     assert list(after_first([], lambda: calls.append("closed"))) == []
     assert calls[-1] == "closed"
-
-
-def rounds_until_interrupted(after: int) -> Callable[[LLM, int], dict[str, float]]:
-    """Rounds of which the one after so many is interrupted."""
-    left = [after]
-
-    def run(llm: LLM, number: int) -> dict[str, float]:
-        left[0] -= number > 0
-        if left[0] < 0:
-            raise KeyboardInterrupt
-        return {"tokens_per_s": float(number)}
-
-    return run
-
-
-def test_interrupted_rounds_leave_those_that_ended(fake_llm: LLM) -> None:
-    parity = mixed_batch(0, 64, 1, 4, 2)
-    said: list[str] = []
-    llms = {"first": fake_llm, "second": fake_llm}
-    first, second = measure(
-        llms, rounds_until_interrupted(3), parity, 5, lambda what, *_: said.append(what)
-    )
-    assert (first.rounds, second.rounds) == ({"tokens_per_s": [1.0, 2.0]}, {"tokens_per_s": [1.0]})
-    assert {"measuring first", "measuring second"} <= set(said)
-    (only,) = measure(llms, rounds_until_interrupted(1), parity, 5)
-    assert (only.variant, only.rounds) == ("first", {"tokens_per_s": [1.0]})
-    with pytest.raises(KeyboardInterrupt):
-        measure(llms, rounds_until_interrupted(0), parity, 5)
-
-
-@pytest.mark.usefixtures("faked")
-def test_an_interrupted_bench_prints_what_there_is(
-    run: Run, config: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "enginebay_bench.measure.throughput_round", lambda *_: rounds_until_interrupted(1)
-    )
-    sizes = ("--prompt-len", "4", "--new-tokens", "2", "--num-requests", "1")
-    code, out, err = run("bench", "throughput", *sizes, "--config", config)
-    assert code == 130
-    assert "this configuration" in out
-    assert "interrupted" in err
 
 
 def test_the_level_info_leaves_out_which_devices_jax_did_not_find() -> None:

@@ -158,13 +158,17 @@ def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
-def print_shadow(report: ShadowReport | None, where: str = "") -> None:
+def print_shadow(report: ShadowReport | None) -> None:
     """Print the report of shadow mode on stderr, so that JSON on stdout stays valid. Print nothing
     without a shadow.
     """
-    if report is None:
-        return
-    lines = [f"shadow {report.op}={report.name}{where}, on {report.share:g} of the steps:"]
+    if report is not None:
+        print("\n".join(shadow_lines(report)), file=sys.stderr)
+
+
+def shadow_lines(report: ShadowReport) -> list[str]:
+    """The report of shadow mode as lines of text."""
+    lines = [f"shadow {report.op}={report.name}, on {report.share:g} of the steps:"]
     for phase in report.phases:
         counts = f"{phase.num_compared} of {phase.num_steps} steps compared"
         lines.append(f"  {phase.phase}: {counts} with {phase.chosen}")
@@ -185,4 +189,4 @@ def print_shadow(report: ShadowReport | None, where: str = "") -> None:
             lines.append(f"    {timed} of a step: {took:.3g} ms, chosen kernel {its:.3g} ms")
     if report.error is not None:
         lines.append(f"  failed in {report.num_failed} programs; first error: {report.error}")
-    print("\n".join(lines), file=sys.stderr)
+    return lines

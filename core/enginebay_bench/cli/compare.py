@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from enginebay_bench.compare.variants import ComparedVariant
 
 MAX_LIMIT_S = 1e6
+PROMPT_LEN, NEW_TOKENS, ROUNDS = 128, 64, 10
 FORMATS = ("table", "md", "csv", "json", "html")
 
 
@@ -47,10 +48,13 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         "--reference", metavar="NAME", help="variant whose tokens are right (default: the first)"
     )
     parser.add_argument(
-        "--prompt-len", metavar="N,...", default="128", help="tokens of the prompts; one or several"
+        "--prompt-len",
+        metavar="N,...",
+        default=str(PROMPT_LEN),
+        help="tokens of the prompts; one or several",
     )
     parser.add_argument(
-        "--new-tokens", type=int, metavar="N", default=64, help="tokens of an output"
+        "--new-tokens", type=int, metavar="N", default=NEW_TOKENS, help="tokens of an output"
     )
     parser.add_argument(
         "--num-requests",
@@ -60,7 +64,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         help="requests at once; with several, lengths are random, up to the given ones",
     )
     parser.add_argument(
-        "--rounds", type=int, metavar="N", default=10, help="rounds of each variant"
+        "--rounds", type=int, metavar="N", default=ROUNDS, help="rounds of each variant"
     )
     parser.add_argument(
         "--limit-s",
@@ -90,6 +94,11 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
 
 
 def run(name: str, args: argparse.Namespace) -> int:
+    """Compare what the flags say."""
+    return run_compare(args)
+
+
+def run_compare(args: argparse.Namespace) -> int:
     """Compare, and print what was found; 1 if a variant is wrong or failed."""
     from enginebay_bench.compare.comparison import Comparison
     from enginebay_bench.compare.records import read_record
@@ -119,7 +128,7 @@ def _measured(args: argparse.Namespace) -> Comparison:
             raise InputError(
                 f"--{written} {getattr(args, flag)}", "at least 1", f"Pass --{written} 1."
             )
-    lengths = args.prompt_len.split(",")
+    lengths = str(args.prompt_len).split(",")
     if not all(length.isdecimal() and int(length) for length in lengths):
         raise InputError(
             f"--prompt-len {args.prompt_len}", "numbers of tokens", "Pass --prompt-len 128,2048."

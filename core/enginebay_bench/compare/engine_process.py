@@ -5,9 +5,11 @@ input is a run: {"id": a number, "prompts": lists of token ids, "new_tokens": a 
 prompt, "logprobs": how many per token}, greedy, end-of-sequence ignored. The line of output that
 answers it is {"id": the same, "requests": a record for each prompt}, with `token_ids`, `text`, the
 times `first_s` and `end_s` in seconds from the start of the run, the numbers of `cached` prompt
-tokens and of `drafted` tokens, and `logprobs`, {token id: value} for each token. A program leaves
-out what it does not know, but not `end_s` and the tokens or the text; one that only asks a server
-has the fact `local`: false. The end of the input ends the program.
+tokens and of `drafted` tokens, and `logprobs`, {token id: value} for each token. Lines of text in
+`said` beside `requests` are printed with the results, the last run's alone. A program leaves out
+what it does not know, but not `end_s` and the tokens or the text; one that only asks a server has
+the fact `local`: false. {"error": text} says why it ends, with `input`: true if what it was given
+is wrong. The end of the input ends the program.
 """
 
 from __future__ import annotations
@@ -75,8 +77,9 @@ def main() -> None:
     """Answer runs until the input ends. What libraries print goes to stderr."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    from enginebay.cli.show import shadow_lines
     from enginebay.config import EngineConfig
-    from enginebay.errors import EnginebayError
+    from enginebay.errors import EnginebayError, InputError
     from enginebay.serving import LLM
 
     def write(record: dict[str, Any]) -> None:
@@ -90,9 +93,11 @@ def main() -> None:
             write({"ready": facts(llm, time.monotonic() - start_s)})
             for line in sys.stdin:
                 run = json.loads(line)
-                write({"id": run["id"], "requests": answer_run(llm, run)})
+                answer = {"id": run["id"], "requests": answer_run(llm, run)}
+                shadow = llm.shadow_report()
+                write(answer if shadow is None else {**answer, "said": shadow_lines(shadow)})
     except EnginebayError as error:
-        write({"error": str(error)})
+        write({"error": str(error), "input": isinstance(error, InputError)})
         raise SystemExit(1) from None
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from enginebay.errors import EnginebayError
+from enginebay.errors import EnginebayError, InputError
 from enginebay_bench.compare.variants import ComparedVariant
 
 MAX_ERROR_LINES = 8
@@ -30,6 +30,10 @@ class VariantError(EnginebayError):
     """The program of a variant failed, ended, took too long, or gave a wrong answer."""
 
 
+class VariantInputError(VariantError, InputError):
+    """What a variant was given is wrong, such as the name of a kernel."""
+
+
 class VariantProcess:
     """Runs a variant's program. A limit of seconds holds for the start and for each run; what
     takes longer is ended, with all that it has started.
@@ -42,6 +46,8 @@ class VariantProcess:
         self._num_runs = 0
         self.took_s = 0.0
         """Seconds from the last run's sending to its answer, by our clock."""
+        self.said: list[str] = []
+        """What the program said with its last answer."""
         try:
             self._process = subprocess.Popen(
                 variant.command,
@@ -85,6 +91,9 @@ class VariantProcess:
         for record, num in zip(records, run["new_tokens"], strict=True):
             if fault := _fault_of(record, num):
                 raise VariantError(f"{self._name} answered a request with {fault}")
+        self.said = answer.get("said", [])
+        if not isinstance(self.said, list) or not all(isinstance(one, str) for one in self.said):
+            raise VariantError(f"{self._name} answered with `said` that is no list of texts")
         says_s = max(record["end_s"] for record in records)
         if not took_s * (1 - LATE_SHARE) - LATE_S <= says_s <= took_s:
             raise VariantError(
@@ -168,7 +177,8 @@ class VariantProcess:
             said = line[:100].decode(errors="replace")
             raise VariantError(f"{self._name} wrote {said!r}, which is no record")
         if "error" in record:
-            raise VariantError(f"{self._name}: {str(record['error'])[:1000]!r}")
+            kind = VariantInputError if record.get("input") is True else VariantError
+            raise kind(f"{self._name}: {str(record['error'])[:1000]!r}")
         return record
 
     def _ended(self) -> VariantError:

@@ -7,8 +7,9 @@ The first line says what is compared: `schema`, `version`, `when`, `command`, `e
 - parity: the `requests` by which its tokens are compared with the reference's, and what the
   reference answers to them with log-probabilities (`wanted`).
 - run: a `round` of a `cell` of a `variant`: the `requests` with their times in seconds and their
-  tokens, the seconds that the run took by our clock (`took_s`), the program's `peak_mib`, and the
-  share of the machine's time that other programs took (`others`; null where it is not known).
+  tokens, the seconds that the run took by our clock (`took_s`), the program's `peak_mib`, the
+  share of the machine's time that other programs took (`others`; null where it is not known), and
+  lines of text that the program `said` with its answer.
 - failed: `why` a variant is left out from there on.
 """
 

@@ -128,7 +128,8 @@ class ComparisonSession:
     def run(self, report: Progress) -> None:
         """Compare tokens, then time the rounds that are not recorded yet.
 
-        VariantError when the reference fails; another variant that fails is left out.
+        VariantError when the reference fails, or a variant's settings are wrong; another variant
+        that fails is left out.
         """
         rounds, cells = self._record.header["rounds"], self._record.cells
         names = list(self._record.variants)
@@ -177,7 +178,7 @@ class ComparisonSession:
         except VariantError as error:
             if process := self._processes.pop(name, None):
                 process.close()
-            if name == self._record.header["reference"]:
+            if name == self._record.header["reference"] or isinstance(error, InputError):
                 raise
             self._writer.add("failed", variant=name, why=str(error))
 
@@ -273,6 +274,7 @@ class ComparisonSession:
             took_s=process.took_s,
             peak_mib=process.peak_mib,
             others=round(min(1.0, max(0.0, others_s / took_s)), 3) if process.is_local else None,
+            said=process.said,
         )
 
 

@@ -93,6 +93,8 @@ def remarks(comparison: Comparison) -> list[str]:
                 f"ready after {facts['ready_s']:.1f} s, of which {facts.get('compile_s', 0):.1f} s "
                 f"to compile{programs}."
             )
+        runs = comparison.record.of("run", variant=row.variant)
+        found += [f"{row.variant}: {line}" for line in (runs[-1].get("said", []) if runs else [])]
     rounds = comparison.record.header["rounds"]
     found.append(
         f"Medians and quartiles of {rounds} rounds; speeds are those of the last figure, and above "
