@@ -32,8 +32,8 @@ class Background:
     """Runs jobs in order on one thread, from start() on. Any thread may call any method.
 
     The thread ends before its next job after stop(), and when the program ends. An error in a job
-    is logged and ends the thread; EndedError ends it without a log. Another start() runs this job
-    again.
+    is logged, and the next job runs. EndedError ends the thread without a log, and another start()
+    runs this job again.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Background:
 
     @property
     def is_done(self) -> bool:
-        """Whether every job has run."""
+        """Whether every job has run, or failed."""
         return not self._jobs
 
     def start(self) -> None:
@@ -88,7 +88,7 @@ class Background:
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the thread has ended or the time is over. Returns whether every job has
-        run.
+        run, or failed.
         """
         thread = self._thread
         if thread is not None:
@@ -109,8 +109,7 @@ class Background:
             except EndedError:
                 return
             except BaseException:
-                log.exception("thread %s ends after an error", self._name)
-                return
+                log.exception("thread %s goes on after an error", self._name)
             self._jobs.popleft()
 
 

@@ -46,7 +46,7 @@ from enginebay.ops import prefill_columns as columns
 from enginebay.shadow_report import ShadowReport
 from enginebay.waits import waiting
 from enginebay.weights import merge_weights
-from enginebay_runtime.background import AfterRuns, Background
+from enginebay_runtime.background import AfterRuns, Background, EndedError
 from enginebay_runtime.compile_process import CompileProcess
 from enginebay_runtime.compiling import StepCompiler, StepSource, is_final
 from enginebay_runtime.launched import LaunchedStep
@@ -336,11 +336,21 @@ class LocalExecutor(Executor):
         elsewhere, uncounted = self._process.of(source), self._counted(None, 0)
         several = several_rows(others)
         self.compilations.coming = tuple(dict.fromkeys((*several, *others)))
-        jobs: list[Callable[[], object]] = [
-            functools.partial(layered.make_missing, key, uncounted, elsewhere) for key in several
-        ]
-        jobs += [functools.partial(make, key, uncounted, elsewhere) for key in there]
-        jobs += [functools.partial(make, key, report, elsewhere) for key in others]
+
+        def made(
+            make: Callable[..., None], key: StepKey, report: Callable[[StepKey], None]
+        ) -> None:
+            try:
+                make(key, report, elsewhere)
+            except EndedError:
+                raise
+            except BaseException:  # a step that needs this program tries again, and tells why not
+                self.compilations.came(key)
+                raise
+
+        jobs = [functools.partial(made, layered.make_missing, key, uncounted) for key in several]
+        jobs += [functools.partial(made, make, key, uncounted) for key in there]
+        jobs += [functools.partial(made, make, key, report) for key in others]
         self._background = Background(jobs, "enginebay-compile", self._process)
         return self._background
 

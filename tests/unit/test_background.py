@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from enginebay_runtime.background import Background
+from enginebay_runtime.background import Background, EndedError
 from tests.unit.serving import DEADLOCK_S
 
 
@@ -48,20 +48,33 @@ def test_stopping_waits_for_the_job_that_runs_and_starting_goes_on_with_the_next
     assert ran == ["slow", "next"]
 
 
-def test_a_job_that_raises_is_logged_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_job_that_raises_is_logged_and_the_next_runs(caplog: pytest.LogCaptureFixture) -> None:
     ran: list[str] = []
 
-    def fails_once() -> None:
+    def fails() -> None:
         ran.append("tried")
-        if len(ran) == 1:
-            raise MemoryError("no room")
+        raise MemoryError("no room")
 
-    background = Background([fails_once, lambda: ran.append("next")], "beside")
+    background = Background([fails, lambda: ran.append("next")], "beside")
     with caplog.at_level(logging.ERROR, "enginebay.background"):
         background.start()
-        assert not background.wait(DEADLOCK_S)
-    assert "thread beside ends after an error" in caplog.text
+        assert background.wait(DEADLOCK_S)
+    assert "thread beside goes on after an error" in caplog.text
     assert "no room" in caplog.text
+    assert ran == ["tried", "next"]
+
+
+def test_a_job_that_is_interrupted_runs_again() -> None:
+    ran: list[str] = []
+
+    def ends_once() -> None:
+        ran.append("tried")
+        if len(ran) == 1:
+            raise EndedError
+
+    background = Background([ends_once, lambda: ran.append("next")])
+    background.start()
+    assert not background.wait(DEADLOCK_S)
     background.start()
     assert background.wait(DEADLOCK_S)
     assert ran == ["tried", "tried", "next"]

@@ -5,6 +5,7 @@ get the same tokens, log-probabilities and hidden states.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -209,6 +210,27 @@ def test_it_is_known_which_steps_stand_in_and_which_come(both: tuple[LLM, LLM]) 
     found.stand_ins.clear()
     llm.generate("a", SamplingParams(max_tokens=3, temperature=0))
     assert not [step for step, _ in found.stand_ins if step.kind != "prefill"]
+
+
+def test_a_program_that_cannot_be_compiled_no_longer_comes(
+    both: tuple[LLM, LLM], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = both[1].engine.executor
+    assert isinstance(executor, LocalExecutor)
+    first, later = both[1].engine.warmup_steps()
+    tried: list[StepKey] = []
+
+    def cannot(self: StepCompiler, key: StepKey, *_: Any) -> None:
+        tried.append(key)
+        raise MemoryError("no room for its program")
+
+    monkeypatch.setattr(StepCompiler, "make_missing", cannot)
+    background = executor.compile_first_steps([*first, *later])
+    assert executor.compilations.coming
+    background._run_jobs(threading.Event())  # the fixture lets no thread start
+    assert set(tried) >= set(later), "one that fails does not keep the others from being compiled"
+    assert executor.compilations.coming == ()
+    assert "no room for its program" in caplog.text
 
 
 @pytest.mark.long

@@ -40,7 +40,9 @@ class Compilations:
             self.count += 1
 
     def came(self, key: StepKey) -> None:
-        """Note that the program of a step is there. Any thread may call this method."""
+        """Note that the program of a step is there, or cannot be compiled. Any thread may call
+        this method.
+        """
         with self._lock:
             self.coming = tuple(one for one in self.coming if one != key)
 
