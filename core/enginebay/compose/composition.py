@@ -25,7 +25,7 @@ from enginebay.compose.resolve import ResolveInputs, resolve
 from enginebay.compose.sampling_defaults import choose_sampling_defaults
 from enginebay.compose.shadowing import with_shadow
 from enginebay.compose.weight_format import choose_weight_format
-from enginebay.config import LOCAL_EXECUTOR, NO_PROPOSER, EngineConfig, Reason
+from enginebay.config import FILES, LOCAL_EXECUTOR, NO_PROPOSER, EngineConfig, Reason
 from enginebay.config_sections import AUTO
 from enginebay.contracts.engine import Engine
 from enginebay.contracts.executor import EngineParts, Executor, MakeExecutor, weight_bytes
@@ -393,10 +393,24 @@ def open_checkpoint(
     registry: Registry, config: EngineConfig, name: str | None = None
 ) -> Checkpoint:
     """Open the stored model `name`, by default `config.model`, with the part `config.checkpoint`.
-    CheckpointError when it cannot be opened; UnknownNameError when there is no such part.
+    `auto` is the part that has a model of this name, else that of folders and files.
+
+    CheckpointError when it cannot be opened, or two parts have the name; UnknownNameError when
+    there is no such part.
     """
-    open_model = registry.load(registry.find("checkpoint", config.checkpoint))
-    opened: Checkpoint = open_model(config.model if name is None else name)
+    model = config.model if name is None else name
+    part = config.checkpoint
+    if part == AUTO:
+        ready = registry.ready("checkpoint")
+        parts = [f"{e.package}/{e.name}" for e in ready if model in e.capability("models", ())]
+        if len(parts) > 1:
+            todo = "Choose one with `checkpoint`."
+            raise CheckpointError(
+                f"model = {model!r}, which {' and '.join(parts)} have", "one", todo
+            )
+        part = parts[0] if parts else FILES
+    open_model = registry.load(registry.find("checkpoint", part))
+    opened: Checkpoint = open_model(model)
     return opened
 
 

@@ -30,6 +30,7 @@ hookimpl = pluggy.HookimplMarker(GROUP)
 
 CAPABILITIES: dict[str, dict[str, str]] = {
     "model": {"architectures": "names in `config.json` that the family serves"},
+    "checkpoint": {"models": "names of models that it opens where `checkpoint` is `auto`"},
     "kernel": {
         "custom_calls": "names of its XLA custom calls; without them its programs cannot be saved",
         "register_call": '"module:function" that registers the custom call of a name with XLA, for '
@@ -157,7 +158,8 @@ class Hooks:
     @hookspec
     def register_checkpoints(self, register: Register) -> None:
         """Register checkpoint formats. Target: a callable that takes the name or path of a model
-        and returns an `enginebay.contracts.model.Checkpoint`.
+        and returns an `enginebay.contracts.model.Checkpoint`. A package that has a model in it
+        lists the model's name in the capability `models`.
         """
 
     @hookspec
