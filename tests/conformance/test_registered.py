@@ -22,7 +22,7 @@ after it.
 """
 LONG_CASES = {"attention": 5}
 """Of the cases in short, the number of first cases that are not marked `long`."""
-LONG_PARTS = ("layout:nhd", "layout:tpu_rpa")
+LONG_PARTS = ("kernel:attention:jax_nn", "layout:nhd", "layout:tpu_rpa")
 """Parts whose checks are long: another part of the kind stays, and runs most of the same code."""
 OTHER_OPS_IN_SHORT = 6
 
