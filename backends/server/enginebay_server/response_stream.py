@@ -19,6 +19,7 @@ NAMES = {
     "text": "output_text",
     "reasoning": "reasoning_text",
     "call": "function_call_arguments",
+    "custom": "custom_tool_call_input",
 }
 
 
@@ -73,7 +74,7 @@ class ResponseStream(StreamWriter):
     def _block_event(self, found: BlockEvent) -> bytes:
         what, block, text = found
         place = {"item_id": self._records.item_id(block), "output_index": block.index}
-        name = NAMES[block.kind]
+        name = NAMES["custom" if self._records.is_custom(block) else block.kind]
         if block.kind != "call":
             place["content_index"] = 0
         if what == "add":
@@ -95,7 +96,8 @@ class ResponseStream(StreamWriter):
 
     def _closed(self, block: Block, place: dict[str, Any], name: str) -> bytes:
         if block.kind == "call":
-            done = {**place, "name": block.name, "arguments": block.text}
+            text = {"name": block.name, "arguments": block.text}
+            done = {**place, **({"input": block.text} if self._records.is_custom(block) else text)}
             found = self._event(f"response.{name}.done", done)
         else:
             more: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
