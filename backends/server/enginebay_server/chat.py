@@ -26,6 +26,7 @@ from enginebay_server.served import ServedModel
 from enginebay_server.settings import ServerSettings
 from enginebay_server.sse import DONE, StreamWriter
 from enginebay_server.stopped import stop_reason
+from enginebay_server.tool_prompt import with_described_tools
 from enginebay_server.tools import ToolUse, left_out, tool_use
 from enginebay_server.usage import Usage
 
@@ -114,6 +115,10 @@ def render_chat(model: ServedModel, body: ChatBody, use: ToolUse = NO_TOOLS) -> 
     if body.add_generation_prompt is not None:
         options["add_generation_prompt"] = body.add_generation_prompt
     messages = as_messages(body.messages)
+    if model.formats.describes_tools:
+        takes_system = "system" in model.formats.chat.chat_template
+        messages = with_described_tools(messages, use, takes_system=takes_system)
+        options["tools"] = None
     num_chars = sum(len(message["content"]) for message in messages)
     if num_chars > model.max_text_chars:
         raise ApiError(

@@ -83,7 +83,7 @@ class ToolUse:
                 400,
                 f"tools for {model.name}, whose chat template has no place for them. Allowed: "
                 "tool_choice required, the name of a tool, or none. Pass one of these, or serve "
-                "the model with --tool-parser or another --chat-template.",
+                "the model with --tool-prompt auto, --tool-parser or another --chat-template.",
                 param="tools",
             )
 
