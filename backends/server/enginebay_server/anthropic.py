@@ -433,7 +433,10 @@ def _block_event(found: BlockEvent) -> bytes:
         record = block_record(block, is_new=True)
         return event("content_block_start", {"index": block.index, "content_block": record})
     if what == "close":
-        return event("content_block_stop", {"index": block.index})
+        signature = {"type": "signature_delta", "signature": ""}
+        signed = event("content_block_delta", {"index": block.index, "delta": signature})
+        end = event("content_block_stop", {"index": block.index})
+        return signed + end if block.kind == "reasoning" else end
     kind, field = DELTAS[block.kind]
     delta = {"type": kind, field: text}
     return event("content_block_delta", {"index": block.index, "delta": delta})

@@ -69,7 +69,8 @@ class ResponseStream(StreamWriter):
 
     def fail(self, error: ApiError) -> bytes:
         record = {"code": error.code or error.type, "message": error.message, "param": error.param}
-        return self._event("error", record)
+        failed = self._records.failed(self._blocks.all, error, self._usage)
+        return self._event("error", record) + self._event("response.failed", {"response": failed})
 
     def _block_event(self, found: BlockEvent) -> bytes:
         what, block, text = found

@@ -245,6 +245,14 @@ class ResponseRecords:
             items[-1]["status"] = status
         return self._record(status, items, usage)
 
+    def failed(self, blocks: Sequence[Block], error: ApiError, usage: Usage) -> dict[str, Any]:
+        """The response after an error, with the items so far, of which the last is incomplete."""
+        items = [self.item(block) for block in blocks]
+        if items:
+            items[-1]["status"] = "incomplete"
+        what = {"code": error.code or error.type, "message": error.message}
+        return {**self._record("failed", items, usage), "error": what}
+
     def _record(
         self, status: str, output: list[dict[str, Any]], usage: Usage | None
     ) -> dict[str, Any]:
