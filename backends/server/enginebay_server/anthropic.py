@@ -124,7 +124,8 @@ class CountBody(Body):
         if form is not None:
             schema = {"type": "json_schema", "json_schema": {"schema": form.schema_}}
             others["response_format"] = schema
-        if messages and _is_begun(messages[-1]):
+        ends_with_answer = self.messages[-1].get("role") == "assistant"
+        if ends_with_answer and messages and _is_begun(messages[-1]):
             others |= {"continue_final_message": True, "add_generation_prompt": False}
         return ChatBody(
             model=self.model,

@@ -48,11 +48,12 @@ NOT_SHOWN = frozenset(
         "tool_search_call",
         "tool_search_output",
         "additional_tools",
+        "configuration_update",
         "program",
         "program_output",
     }
 )
-"""Items of tools that the server of an API runs. The model does not see them."""
+"""Items of tools that the server of an API runs, and of settings. They are not in the prompt."""
 
 OTHER_SERVERS = "only the server that made it can read it"
 IMAGES = "models here read text alone"
@@ -118,6 +119,8 @@ def input_messages(items: Sequence[Item]) -> list[MessageRecord]:
     messages: list[MessageRecord] = []
     for place, item in enumerate(items):
         kind = kind_of(item)
+        if not isinstance(kind, str):
+            raise _unknown_item(place, kind)
         if kind == "message":
             messages.append({"role": item.get("role"), "content": item.get("content")})
         elif kind in CALLS:

@@ -202,6 +202,12 @@ def _allowed(choice: Mapping[str, Any]) -> Mapping[str, Any]:
             '{"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [...]}}.',
             param="tool_choice",
         )
+    if given.get("mode", "auto") not in ("auto", "required", "none"):
+        raise ApiError(
+            400,
+            f"tool_choice with the mode {shown(given['mode'])}. Allowed: auto or required.",
+            param="tool_choice",
+        )
     wrong = next((one for one in tools if not isinstance(one, dict)), None)
     if wrong is not None:
         raise ApiError(
