@@ -31,6 +31,7 @@ from enginebay.plugins.hooks import CAPABILITIES, INTERFACE_VERSIONS, Declaratio
 from enginebay.plugins.registry import Entry, Registry, load_registry
 from enginebay.validation import allowed_values
 from enginebay_esurge import eSurge
+from enginebay_server.api_fields import FIELDS_OF_PATH
 from tools.metric_table import esurge_metrics, server_metrics
 from tools.sampling_page import parameters
 
@@ -262,6 +263,17 @@ def metrics(found: dict[str, str]) -> str:
     return table(("metric", "meaning"), [(f"`{name}`", what) for name, what in found.items()])
 
 
+def fields_of_apis() -> str:
+    """Return the fields of the APIs that the server does not read, with the reason."""
+    rows = [
+        (f"`{path}`", f"`{name}`", what, f"{one.why}")
+        for path, api in FIELDS_OF_PATH.items()
+        for what, fields in (("ignored", api.ignored), ("refused", api.refused))
+        for name, one in sorted(fields.items())
+    ]
+    return table(("path", "field", "what becomes of it", "because"), rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "flags that choose the parts": flags_of_parts,
     "fields": fields,
@@ -279,6 +291,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "members of Ledger": lambda: members(Ledger),
     "members of KVLayout": lambda: members(KVLayout),
     "benchmarks": benchmarks,
+    "fields of the APIs": fields_of_apis,
     "metrics of the server": lambda: metrics(server_metrics()),
     "options of eSurge": lambda: arguments(eSurge.__init__, eSurge.__doc__),
     "arguments of start_monitoring": lambda: arguments(

@@ -45,7 +45,7 @@ def joined(events: list[dict[str, Any]]) -> dict[str, Any]:
             case "content_block_delta":
                 delta = event["delta"]
                 parts.append(
-                    delta.get("text") or delta.get("thinking") or delta.get("partial_json")
+                    delta.get("text") or delta.get("thinking") or delta.get("partial_json") or ""
                 )
             case "content_block_stop":
                 is_open, block = False, message["content"][event["index"]]

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from enginebay_server.anthropic import CountBody, MessagesBody
-from enginebay_server.bodies import NEUTRAL, Body
+from enginebay_server.api_fields import UNREAD_NAMES
+from enginebay_server.bodies import Body
 from enginebay_server.chat import ChatBody
 from enginebay_server.completions import CompletionBody
 from enginebay_server.embeddings import EmbeddingBody
-from enginebay_server.responses import ResponsesBody, input_messages
+from enginebay_server.response_items import input_messages
+from enginebay_server.responses import ResponsesBody
 from enginebay_server.routes_tokens import DetokenizeBody, TokenizeBody
 from tests.server.in_process_client import HELLO, Asker
 
@@ -45,7 +47,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     (MESSAGES, {"mcp_servers": []}),
     (MESSAGES, {"output_config": {"effort": "low"}}),
     (MESSAGES, {"context_management": {"edits": []}}),
-    *((path, dict.fromkeys(NEUTRAL)) for path in (CHAT, RESPONSES, MESSAGES)),
+    *((path, dict.fromkeys(UNREAD_NAMES)) for path in (CHAT, RESPONSES, MESSAGES)),
 ]
 
 
@@ -69,12 +71,10 @@ def test_fields_that_ask_for_nothing_are_accepted(asker: Asker) -> None:
     ("path", "fields"),
     [
         (CHAT, {"modalities": ["text", "audio"]}),
-        (CHAT, {"prediction": {"type": "content", "content": "a"}}),
         (CHAT, {"functions": [{"name": "f"}]}),
         (RESPONSES, {"conversation": "conv_1"}),
-        (RESPONSES, {"top_logprobs": 2}),
-        (MESSAGES, {"mcp_servers": [{"type": "url"}]}),
-        (MESSAGES, {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}),
+        (RESPONSES, {"prompt": {"id": "pmpt_1"}}),
+        (RESPONSES, {"moderation": {"model": "m"}}),
     ],
 )
 def test_fields_that_ask_for_something_are_refused(

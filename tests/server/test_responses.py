@@ -46,7 +46,8 @@ def plain(response: dict[str, Any]) -> dict[str, Any]:
         {key: value for key, value in item.items() if key not in ("id", "call_id")}
         for item in response["output"]
     ]
-    rest = {k: v for k, v in response.items() if k not in ("id", "created_at", "usage", "output")}
+    own = ("id", "created_at", "completed_at", "usage", "output")
+    rest = {key: value for key, value in response.items() if key not in own}
     return {**rest, "output": items}
 
 
@@ -197,7 +198,9 @@ def test_the_form_of_a_text_is_kept_to(asker: Asker) -> None:
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "messages.0.content.0",
         ),
-        ({"input": "a", "tools": [{"type": "web_search"}]}, "tools"),
+        ({"input": "a", "tools": [{"name": "f"}]}, "tools"),
+        ({"input": "a", "tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input.0"),
         ({"input": "a", "text": {"format": {"type": "yaml"}}}, "text.format"),
         (
             {"input": "a", "text": {"format": {"type": "json_schema"}}},

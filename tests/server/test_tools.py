@@ -121,6 +121,7 @@ def test_a_call_that_is_cut_off_is_text_and_ends_for_its_length(
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
 def test_a_call_that_is_demanded_is_made(asker: Asker, choice: Any, stream: bool) -> None:
+    asker = Asker(asker.llm, {"tool_prompt": "none"})  # the text for tools fills the context
     body = {
         "messages": HELLO, "tools": [ADD], "tool_choice": choice, "max_tokens": 100,
         "parallel_tool_calls": False,

@@ -5,8 +5,8 @@ blocks.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,21 +15,58 @@ from enginebay.contracts.output_format import ContentDelta
 from enginebay.errors import shown
 from enginebay.outputs import RequestOutput, StreamChunk
 from enginebay.types import SamplingParams
+from enginebay_server.api_fields import MESSAGE_FIELDS
 from enginebay_server.blocks import Block, BlockEvent, Blocks, whole_blocks
 from enginebay_server.bodies import Body, Stops
 from enginebay_server.chat import ChatBody
 from enginebay_server.errors import ApiError
 from enginebay_server.field_limits import Name, Objects, Tools
 from enginebay_server.generation import Generation
+from enginebay_server.messages_in import content_text, with_one_system
 from enginebay_server.parsing.calls import loads
 from enginebay_server.sampling_fields import sampling_field
 from enginebay_server.sse import StreamWriter
 from enginebay_server.stopped import stop_reason
-from enginebay_server.tools import ToolUse
+from enginebay_server.tools import ToolUse, left_out
 from enginebay_server.usage import Usage
 
 FAILED = "Error: "
 """Begins the content of the result of a tool call that failed."""
+
+
+BILLING = "x-anthropic-billing-header:"
+"""Begins a system text that is no instruction. Its checksum differs from request to request, so it
+would keep prompts out of the prefix cache.
+"""
+
+NOT_SHOWN_BLOCKS = frozenset(
+    {
+        "server_tool_use",
+        "web_search_tool_result",
+        "web_fetch_tool_result",
+        "advisor_tool_result",
+        "code_execution_tool_result",
+        "bash_code_execution_tool_result",
+        "text_editor_code_execution_tool_result",
+        "tool_search_tool_result",
+        "mcp_tool_use",
+        "mcp_tool_result",
+        "container_upload",
+        "fallback",
+        "tool_addition",
+        "tool_removal",
+    }
+)
+"""Blocks of tools and services that Anthropic runs. The model does not see them."""
+
+
+class AnswerSchema(BaseModel):
+    """The JSON schema that an answer must match."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, protected_namespaces=())
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
 
 
 class OutputConfig(BaseModel):
@@ -37,21 +74,41 @@ class OutputConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    effort: str | None = None
-    format: None = None
+    effort: Name | None = None
+    format: AnswerSchema | None = None
+    task_budget: dict[str, Any] | None = None
+    """Accepted: a client sends it to a model that was told to plan with it."""
 
 
 class CountBody(Body):
     """A conversation in Anthropic's form."""
+
+    api_fields = MESSAGE_FIELDS
 
     model: Name | None = None
     messages: Objects = Field(min_length=1)
     system: str | Objects | None = None
     tools: Tools | None = None
     tool_choice: dict[str, Any] | None = None
-    thinking: dict[str, Any] | None = None
-    """Accepted and ignored: the chat template decides whether the model reasons."""
     output_config: OutputConfig | None = None
+    output_format: AnswerSchema | None = None
+    """The former place of `output_config.format`."""
+
+    @property
+    def ignored_parts(self) -> list[str]:
+        """The names of parts that change no answer, for the header of ignored fields."""
+        config = self.output_config
+        parts = (
+            [] if config is None or config.task_budget is None else ["output_config.task_budget"]
+        )
+        blocks = {
+            f"messages.{block['type']}"
+            for message in self.messages
+            if isinstance(message.get("content"), list)
+            for block in message["content"]
+            if isinstance(block, dict) and str(block.get("type")) in NOT_SHOWN_BLOCKS
+        }
+        return [*parts, *blocks, *left_out(map(_tool, self.tools or ()))]
 
     def as_chat(self, **others: Any) -> ChatBody:
         """Return the same conversation in OpenAI's format. Raises ApiError for a malformed part.
@@ -59,18 +116,22 @@ class CountBody(Body):
         A final message of the assistant is the beginning of the answer, which continues it.
         """
         messages: list[dict[str, Any]] = []
-        if self.system:
-            messages.append({"role": "system", "content": self.system})
         for place, message in enumerate(self.messages):
             messages += _chat_messages(place, message)
+        messages = with_one_system(messages, [_system_text(self.system)])
         choice = self.tool_choice or {}
-        if _is_begun(messages[-1]):
+        form = (self.output_config and self.output_config.format) or self.output_format
+        if form is not None:
+            schema = {"type": "json_schema", "json_schema": {"schema": form.schema_}}
+            others["response_format"] = schema
+        ends_with_answer = self.messages[-1].get("role") == "assistant"
+        if ends_with_answer and messages and _is_begun(messages[-1]):
             others |= {"continue_final_message": True, "add_generation_prompt": False}
         return ChatBody(
             model=self.model,
             messages=messages,
             tools=None if self.tools is None else [_tool(tool) for tool in self.tools],
-            tool_choice=_choice(choice),
+            tool_choice=_choice(choice, self.tools or ()),
             parallel_tool_calls=not choice.get("disable_parallel_tool_use"),
             reasoning_effort=None if self.output_config is None else self.output_config.effort,
             **others,
@@ -106,9 +167,22 @@ def _is_begun(message: Mapping[str, Any]) -> bool:
     return is_answer and bool(message.get("content"))
 
 
-def _choice(given: Mapping[str, Any]) -> str | dict[str, Any] | None:
+def _system_text(system: str | Sequence[Mapping[str, Any]] | None) -> str:
+    """Return the text of the field `system`, without a text for billing."""
+    if isinstance(system, str) or system is None:
+        return system or ""
+    texts = [content_text([block], "system") for block in system]
+    return "".join(text for text in texts if not text.startswith(BILLING))
+
+
+def _choice(
+    given: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
+) -> str | dict[str, Any] | None:
     kind = given.get("type", "auto")
     if kind == "tool":
+        named = next((tool for tool in tools if tool.get("name") == given.get("name")), {})
+        if not _is_client_tool(named):
+            return {"type": str(named["type"])}
         return {"type": "function", "function": {"name": given.get("name")}}
     names = {"any": "required", "auto": None, "none": "none"}
     if kind not in names:
@@ -120,7 +194,14 @@ def _choice(given: Mapping[str, Any]) -> str | dict[str, Any] | None:
     return names[kind]
 
 
+def _is_client_tool(tool: Mapping[str, Any]) -> bool:
+    """Return whether a client describes and runs a tool."""
+    return tool.get("type") in (None, "custom")
+
+
 def _tool(given: Mapping[str, Any]) -> dict[str, Any]:
+    if not _is_client_tool(given):
+        return {"type": str(given["type"])}
     function = {
         "name": given.get("name"),
         "description": given.get("description", ""),
@@ -135,6 +216,7 @@ def _chat_messages(place: int, given: Mapping[str, Any]) -> list[dict[str, Any]]
     if not isinstance(content, list):
         return [dict(given)]
     texts: list[str] = []
+    systems: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
     for number, block in enumerate(content):
@@ -147,18 +229,45 @@ def _chat_messages(place: int, given: Mapping[str, Any]) -> list[dict[str, Any]]
         elif kind == "tool_result":
             result = {"role": "tool", "tool_call_id": block.get("tool_use_id")}
             results.append(result | _result(block))
-        elif kind not in ("thinking", "redacted_thinking"):
+        elif kind == "mid_conv_system":
+            systems.append({"role": "system", "content": block.get("content")})
+        elif (text := _other_text(block)) is not None:
+            texts.append(text)
+        elif kind not in ("thinking", "redacted_thinking", *NOT_SHOWN_BLOCKS):
             param = f"messages.{place}.content.{number}"
             raise ApiError(
                 400,
-                f"{param} of type {shown(kind)}. Allowed: text, tool_use, tool_result and "
-                "thinking. This server takes text only.",
+                f"{param} of type {shown(kind)}. Allowed: text, tool_use, tool_result, thinking, "
+                "and documents and search results of text. Models here read text alone.",
                 param=param,
             )
     message: dict[str, Any] = {"role": given.get("role"), "content": "".join(texts)}
     if calls:
         message["tool_calls"] = calls
-    return [*results, message] if texts or calls or not results else results
+    is_empty = not texts and not calls and (results or systems)
+    return [*systems, *results, *([] if is_empty else [message])]
+
+
+def _other_text(block: Any) -> str | None:
+    """Return the text of a block that has text in another form: a document, a result of a search, a
+    summary of earlier messages, the name of a tool. None for any other block.
+    """
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind == "document":
+        source = block.get("source")
+        source = source if isinstance(source, dict) else {}
+        found = source.get("data") if source.get("type") == "text" else source.get("content")
+        if not isinstance(found, str | list):
+            return None
+        text = content_text(found, "messages.content.source")
+        title = block.get("title")
+        return f"{title}\n{text}" if isinstance(title, str) else text
+    if kind == "search_result":
+        head = [str(block[name]) for name in ("title", "source") if block.get(name)]
+        return "\n".join([*head, content_text(block.get("content"), "messages.content.content")])
+    field = {"compaction": "content", "tool_reference": "tool_name"}.get(str(kind))
+    other = None if field is None else block.get(field)
+    return other if isinstance(other, str) else None
 
 
 def _result(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,12 +275,20 @@ def _result(block: Mapping[str, Any]) -> dict[str, Any]:
     `is_error`.
     """
     content = block.get("content")
+    if isinstance(content, list):
+        content = [_text_part(one) for one in content]
     if not block.get("is_error"):
         return {"content": content}
     given = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
     if not isinstance(given, list):
         return {"content": content}
     return {"content": [{"type": "text", "text": FAILED}, *given], "is_error": True}
+
+
+def _text_part(part: Any) -> Any:
+    """Return a part of a result as text, where it is text in another form."""
+    text = _other_text(part)
+    return part if text is None else {"type": "text", "text": text}
 
 
 def block_record(block: Block, *, is_new: bool = False) -> dict[str, Any]:
@@ -317,7 +434,10 @@ def _block_event(found: BlockEvent) -> bytes:
         record = block_record(block, is_new=True)
         return event("content_block_start", {"index": block.index, "content_block": record})
     if what == "close":
-        return event("content_block_stop", {"index": block.index})
+        signature = {"type": "signature_delta", "signature": ""}
+        signed = event("content_block_delta", {"index": block.index, "delta": signature})
+        end = event("content_block_stop", {"index": block.index})
+        return signed + end if block.kind == "reasoning" else end
     kind, field = DELTAS[block.kind]
     delta = {"type": kind, field: text}
     return event("content_block_delta", {"index": block.index, "delta": delta})

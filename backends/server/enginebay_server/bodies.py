@@ -5,57 +5,19 @@ from __future__ import annotations
 import heapq
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model
 
 from enginebay.errors import nearest, shown
 from enginebay.grammar import Form
 from enginebay.types import MAX_ITEMS, SamplingParams
+from enginebay_server.api_fields import OTHER_FIELDS, UNREAD_NAMES, ApiFields
 from enginebay_server.errors import ApiError
 from enginebay_server.field_limits import AtMost, Name, TokenId
 from enginebay_server.sampling_fields import HTTP_NAMES, json_fields, json_type, sampling_field
 from enginebay_server.settings import ServerSettings
-
-IGNORED = frozenset(
-    {
-        "metadata",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "verbosity",
-        # of Anthropic's API, whose caching is always on here
-        "cache_control",
-        # of the Responses API: the number of calls of tools that OpenAI runs
-        "max_tool_calls",
-    }
-)
-"""Fields of the APIs that the server accepts and ignores."""
-
-NEUTRAL: Mapping[str, Sequence[Any]] = {
-    "modalities": [["text"]],
-    "audio": [],
-    "prediction": [],
-    "web_search_options": [],
-    "functions": [[]],
-    "function_call": ["none", "auto"],
-    "moderation": [],
-    # of the Responses API
-    "prompt": [],
-    "conversation": [],
-    "top_logprobs": [0],
-    "context_management": [[], {}, {"edits": []}],
-    # of Anthropic's API
-    "container": [],
-    "mcp_servers": [[]],
-    "inference_geo": [],
-}
-"""Fields of the APIs that the server does not support, with the values that ask for nothing. Null
-is such a value too.
-"""
 
 IGNORED_HEADER = "x-enginebay-ignored"
 MAX_IGNORED = 100
@@ -95,44 +57,54 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
+    api_fields: ClassVar[ApiFields] = OTHER_FIELDS
 
-def check_unknown(body: Body, settings: ServerSettings) -> dict[str, str]:
-    """Return headers that name the ignored fields of a body, and drop them. Raises ApiError for an
-    unknown field, unless the setting `unknown_fields` is "ignore".
+
+def check_unknown(
+    body: Body, settings: ServerSettings, parts: Iterable[str] = ()
+) -> dict[str, str]:
+    """Return headers that name the ignored fields of a body, and drop them. `parts` are ignored
+    parts of its other fields, such as "text.verbosity".
+
+    Raises ApiError for a field that is refused or unknown, unless the setting `unknown_fields` is
+    "ignore".
     """
-    extra = body.model_extra or {}
-    unknown = [name for name in extra.keys() - IGNORED if not _is_neutral(name, extra[name])]
-    first = min(unknown, default="")
-    given = shown(extra[first]) if first in NEUTRAL else ""
+    extra, api = body.model_extra or {}, body.api_fields
+    ignored, wrong = list(parts), list[str]()
+    for name, value in extra.items():
+        known = api.ignored.get(name) or api.refused.get(name)
+        if known is None and name in UNREAD_NAMES and value is None:
+            continue
+        if known is not None and not known.asks(value):
+            continue
+        (ignored if name in api.ignored else wrong).append(name)
+    refuses = wrong and settings.unknown_fields == "refuse"
+    error = _unread(body, min(wrong)) if refuses else None
     extra.clear()  # they may be large, and nothing reads them
-    if not unknown:
-        return {}
-    if first in NEUTRAL and settings.unknown_fields == "refuse":
-        neutral = ["null", *map(json.dumps, NEUTRAL[first])]
-        raise ApiError(
-            400,
-            f"{first} = {given}. Allowed: {' or '.join(neutral)}, because it is not supported "
-            "here. Leave it out.",
-            param=first,
-            code="unsupported_parameter",
-        )
-    if settings.unknown_fields == "refuse":
-        near = nearest(first, type(body).model_fields)
-        raise ApiError(
-            400,
-            f"unknown field {shown(first)}. "
-            + (f"Did you mean {near!r}?" if near else "Leave it out."),
-            param=first[:200],
-            code="unknown_parameter",
-        )
-    first_names = heapq.nsmallest(MAX_IGNORED, unknown)
+    if error is not None:
+        raise error
+    first_names = heapq.nsmallest(MAX_IGNORED, {*ignored, *wrong})
     names = [name[:100] for name in first_names if name.isascii() and name.isprintable()]
-    return {IGNORED_HEADER: ", ".join(names)[:1000]}
+    return {IGNORED_HEADER: ", ".join(names)[:1000]} if names else {}
 
 
-def _is_neutral(name: str, value: Any) -> bool:
-    """Return whether a field of an API asks for nothing."""
-    return name in NEUTRAL and (value is None or value in NEUTRAL[name])
+def _unread(body: Body, name: str) -> ApiError:
+    """Return the error of a field that is refused or unknown."""
+    known = body.api_fields.refused.get(name)
+    if known is None:
+        near = nearest(name, type(body).model_fields)
+        hint = f"Did you mean {near!r}?" if near else "Leave it out."
+        message = f"unknown field {shown(name)}. {hint}"
+        return ApiError(400, message, param=name[:200], code="unknown_parameter")
+    neutral = " or ".join(["null", *map(json.dumps, known.neutral)])
+    given = shown((body.model_extra or {})[name])
+    return ApiError(
+        400,
+        f"{name} = {given}. Allowed: {neutral}, because it is not supported here: {known.why}. "
+        "Leave it out.",
+        param=name,
+        code="unsupported_parameter",
+    )
 
 
 class StreamOptions(BaseModel):
@@ -174,6 +146,8 @@ if TYPE_CHECKING:
 
         temperature: float | None = None
         top_p: float | None = None
+        presence_penalty: float | None = None
+        frequency_penalty: float | None = None
 
     Stops = list[str]
 else:

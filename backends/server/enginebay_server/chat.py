@@ -12,6 +12,7 @@ from pydantic import Field
 
 from enginebay.outputs import CompletionOutput, RequestOutput, StreamChunk
 from enginebay.types import SamplingParams
+from enginebay_server.api_fields import CHAT_FIELDS
 from enginebay_server.bodies import GenerationBody, sampling_params
 from enginebay_server.errors import ApiError
 from enginebay_server.field_limits import Name, Objects, Tools
@@ -20,12 +21,13 @@ from enginebay_server.generation import Generation, PromptJob
 from enginebay_server.logprobs import chat_logprobs
 from enginebay_server.messages_in import as_messages
 from enginebay_server.parsing.message import MessageParser
-from enginebay_server.replies import delta_record, finish_reason, message_record, whole_reply
+from enginebay_server.replies import DeltaRecords, finish_reason, message_record, whole_reply
 from enginebay_server.served import ServedModel
 from enginebay_server.settings import ServerSettings
 from enginebay_server.sse import DONE, StreamWriter
 from enginebay_server.stopped import stop_reason
-from enginebay_server.tools import ToolUse, tool_use
+from enginebay_server.tool_prompt import with_described_tools
+from enginebay_server.tools import ToolUse, left_out, tool_use
 from enginebay_server.usage import Usage
 
 NO_TOOLS = ToolUse()
@@ -33,6 +35,8 @@ NO_TOOLS = ToolUse()
 
 class ChatBody(GenerationBody):
     """A conversation to answer."""
+
+    api_fields = CHAT_FIELDS
 
     messages: Objects = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1)
@@ -55,6 +59,11 @@ class ChatBody(GenerationBody):
         several = self.parallel_tool_calls is not False
         use = tool_use(self.tools, self.tool_choice, several=several)
         return dataclasses.replace(use, is_guided=self.has_form)
+
+    @property
+    def ignored_parts(self) -> list[str]:
+        """The names of tools that the server cannot run, for the header of ignored fields."""
+        return left_out(self.tools)
 
     @property
     def num_logprobs(self) -> int | None:
@@ -106,6 +115,10 @@ def render_chat(model: ServedModel, body: ChatBody, use: ToolUse = NO_TOOLS) -> 
     if body.add_generation_prompt is not None:
         options["add_generation_prompt"] = body.add_generation_prompt
     messages = as_messages(body.messages)
+    if model.formats.describes_tools:
+        takes_system = "system" in model.formats.chat.chat_template
+        messages = with_described_tools(messages, use, takes_system=takes_system)
+        options["tools"] = None
     num_chars = sum(len(message["content"]) for message in messages)
     if num_chars > model.max_text_chars:
         raise ApiError(
@@ -168,7 +181,7 @@ class ChatAnswer:
         is_cut = self._use.is_cut(stopped_by)
         return {
             "index": one.index,
-            "message": message_record(reply),
+            "message": message_record(reply, self._use.custom),
             "logprobs": told,
             "finish_reason": finish_reason(one.finish_reason, len(reply.calls), is_cut=is_cut),
             "stop_reason": stopped_by,
@@ -202,6 +215,7 @@ class ChatStream(StreamWriter):
         self._begins_text = [not body.continue_final_message] * count
         """By completion, whether the next token is the first of its text."""
         self._parsers = [use.parser(self._model, prompt_ids) for _ in range(count)]
+        self._records = [DeltaRecords(use.custom) for _ in range(count)]
 
     def begin(self) -> bytes:
         delta: Mapping[str, Any] = {"role": "assistant", "content": "", "refusal": None}
@@ -229,7 +243,7 @@ class ChatStream(StreamWriter):
         deltas = parser.feed(chunk.delta_text)
         if chunk.finish_reason is not None:
             deltas += parser.finish()
-        records = [delta_record(delta) for delta in deltas]
+        records = list(map(self._records[chunk.index].record, deltas))
         if chunk.logprobs and not records:
             records = [{}]
         return b"".join(

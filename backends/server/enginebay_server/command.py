@@ -12,7 +12,7 @@ from enginebay.cli.command import Command
 from enginebay.cli.options import add_engine_arguments, config_from
 from enginebay.errors import InputError, UnsupportedError
 from enginebay_server.keys import read_api_keys
-from enginebay_server.settings import LIMITS, ServerSettings, UnknownFields, Warmup
+from enginebay_server.settings import LIMITS, ServerSettings, ToolPrompt, UnknownFields, Warmup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +56,13 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
             metavar="NAME",
             help=f"format in which the model writes {what}; none: no parsing",
         )
+    parser.add_argument(
+        "--tool-prompt",
+        choices=typing.get_args(ToolPrompt),
+        default="auto",
+        help="auto: a system text describes tools to a model whose chat template has no place for "
+        "them; none: such a model gets no tools",
+    )
     _add_address(parser)
     _add_replicas(parser)
     _add_limits(parser)
@@ -266,7 +273,7 @@ def run(name: str, args: argparse.Namespace) -> int:
     configs = configs_from(args)
     from enginebay_server.serving import Address, Chats, serve
 
-    chats = Chats(template, args.tool_parser, args.reasoning_parser)
+    chats = Chats(template, args.tool_parser, args.reasoning_parser, args.tool_prompt)
     address = Address(args.host, args.port, args.tls_cert, args.tls_key, args.keep_alive)
     if args.replicas is None:
         return serve(configs, address, settings, chats)

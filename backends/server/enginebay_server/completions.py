@@ -12,6 +12,7 @@ from pydantic import Field
 from enginebay.errors import shown
 from enginebay.outputs import CompletionOutput, RequestOutput, StreamChunk
 from enginebay.types import SamplingParams
+from enginebay_server.api_fields import COMPLETION_FIELDS
 from enginebay_server.bodies import GenerationBody, PromptField, check_limit, sampling_params
 from enginebay_server.errors import ApiError
 from enginebay_server.frames import Frames
@@ -30,6 +31,8 @@ DEFAULT_MAX_TOKENS = 16
 
 class CompletionBody(GenerationBody):
     """A prompt to continue, or several."""
+
+    api_fields = COMPLETION_FIELDS
 
     prompt: PromptField
     max_tokens: int | None = Field(default=None, ge=0)

@@ -9,7 +9,7 @@ from fastapi.openapi.utils import get_openapi
 from starlette.routing import BaseRoute
 
 from enginebay import __version__
-from enginebay_server.bodies import IGNORED
+from enginebay_server.api_fields import FIELDS_OF_PATH, OTHER_FIELDS
 from enginebay_server.ingress import PROBES
 from enginebay_server.settings import ServerSettings
 
@@ -216,7 +216,7 @@ def _describe_body(path: str, operation: Record, schemas: Record, settings: Serv
     content = operation.get("requestBody", {}).get("content", {})
     for kind in content.values():
         body = schemas[kind["schema"]["$ref"].rpartition("/")[2]]
-        for name in sorted(IGNORED):
+        for name in sorted(FIELDS_OF_PATH.get(path, OTHER_FIELDS).ignored):
             body["properties"].setdefault(name, {"title": f"{name} (ignored)"})
         body["additionalProperties"] = settings.unknown_fields == "ignore"
         if path in EXAMPLES:

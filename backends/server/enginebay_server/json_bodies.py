@@ -21,6 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from enginebay.errors import EnginebayError, shown_text
+from enginebay_server.bodies import IGNORED_HEADER
 from enginebay_server.errors import ApiError
 from enginebay_server.ingress import App, Receive, Send
 from enginebay_server.lanes import IS_LARGE, LARGE_BYTES
@@ -76,6 +77,9 @@ class JsonBodies:
             del data, read  # a large body is kept once
             args = (body, request) if route.takes_request else (body,)
             response = await route.handler(*args)
+            if IGNORED_HEADER in response.headers:
+                names = response.headers[IGNORED_HEADER].split(", ")
+                self._state.metrics.count_ignored(scope["path"], names)
         except ValidationError as error:  # of the chat that a body becomes
             response = await self._on_error(request, wrong_field(found_by(error)))
         except (ApiError, EnginebayError) as error:

@@ -14,6 +14,8 @@ from enginebay_server.errors import ApiError
 ROLES = {"developer": "system"}
 """Roles with another name in chat templates."""
 
+SYSTEM_ROLES = ("system", "developer")
+
 TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
 """The types of parts of a content that are text, and the field that has the text."""
 
@@ -33,13 +35,13 @@ def _message(place: int, given: Mapping[str, Any]) -> dict[str, Any]:
             param=f"messages.{place}.role",
         )
     message = {**given, "role": ROLES.get(role, role)}
-    message["content"] = _text(given.get("content"), f"messages.{place}.content")
+    message["content"] = content_text(given.get("content"), f"messages.{place}.content")
     if given.get("tool_calls"):
         message["tool_calls"] = _calls(given["tool_calls"], f"messages.{place}.tool_calls")
     return message
 
 
-def _text(content: Any, param: str) -> str:
+def content_text(content: Any, param: str) -> str:
     """Return the text of a content, which is a text, null, or a list of text parts."""
     if content is None:
         return ""
@@ -66,16 +68,37 @@ def _text(content: Any, param: str) -> str:
     return "".join(texts)
 
 
+def with_one_system(
+    messages: Sequence[Mapping[str, Any]], first: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Return messages that begin with one system message: the texts of `first`, and those of the
+    messages of the roles system and developer, in this order. ApiError for a malformed content.
+    """
+    texts, others = list(first), []
+    for place, message in enumerate(messages):
+        if message.get("role") in SYSTEM_ROLES:
+            texts.append(content_text(message.get("content"), f"messages.{place}.content"))
+        else:
+            others.append(dict(message))
+    found = "\n\n".join(filter(None, texts))
+    return [{"role": "system", "content": found}, *others] if found else others
+
+
 def _calls(given: Any, param: str) -> list[dict[str, Any]]:
     """Return tool calls with their arguments as objects; clients send them as JSON texts."""
     try:
         calls = []
         for call in given:
+            if call.get("type") == "custom":
+                called = call["custom"]
+                function = {"name": called["name"], "arguments": {"input": called["input"]}}
+                calls.append({"id": call.get("id"), "type": "function", "function": function})
+                continue
             function = dict(call["function"])
             if isinstance(function.get("arguments"), str):
                 function["arguments"] = json.loads(function["arguments"] or "{}")
             calls.append({**call, "function": function})
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise ApiError(
             400,
             f'{param} is malformed. Allowed: a list of {{"id": ..., "type": "function", '

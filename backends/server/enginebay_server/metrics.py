@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from enginebay.ops.spec import Bucket, Mode
 from enginebay.serving.observer import Ending, Execution, Observer, Update
 from enginebay.types import FinishReason
 from enginebay_server.adapter_metrics import AdapterMetrics, merged
+from enginebay_server.api_fields import FIELDS_OF_PATH, OTHER_FIELDS
 from enginebay_server.decode_rate import ROOFLINE, DecodeRate
 from enginebay_server.limits import ConcurrencyLimit
 from enginebay_server.served import ServedModel
@@ -247,6 +248,17 @@ class Metrics:
     def __init__(self, models: Sequence[ServedModel], limit: ConcurrencyLimit) -> None:
         self.of = {model.name: ModelMetrics(model) for model in models}
         self._limit = limit
+        self._num_ignored = Counter({(path, "other"): 0 for path in FIELDS_OF_PATH})
+        """Requests by path and ignored field."""
+
+    def count_ignored(self, path: str, names: Iterable[str]) -> None:
+        """Count the ignored fields of a request, or parts of them such as "text.verbosity". Fields
+        that no API has are counted together, so that clients make no labels.
+        """
+        api = FIELDS_OF_PATH.get(path, OTHER_FIELDS)
+        fields = {name.partition(".")[0] for name in names}
+        known = {one if one in api.ignored or one in api.honoured else "other" for one in fields}
+        self._num_ignored.update((path, field) for field in known)
 
     async def text(self) -> bytes:
         """All figures, in Prometheus' text format. UnsupportedError without prometheus_client."""
@@ -287,6 +299,14 @@ class Metrics:
             for one in each:
                 self._histograms(one)[place].add_to(family, [one.model.name])
             yield family
+        ignored = CounterMetricFamily(
+            f"{PREFIX}ignored_fields",
+            "Requests with a field, or a part of it, that changed no answer.",
+            labels=["path", "field"],
+        )
+        for labels, count in self._num_ignored.items():
+            ignored.add_metric(labels, count)
+        yield ignored
         yield GaugeMetricFamily(
             f"{PREFIX}http_requests_queued",
             "HTTP requests that wait for a place in the engine.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from enginebay.contracts.output_format import (
@@ -57,37 +57,53 @@ def whole_reply(text: str, parser: MessageParser | None) -> Reply:
     return reply
 
 
-def message_record(reply: Reply) -> dict[str, Any]:
-    """Return a reply as a message of OpenAI's chat API."""
+def message_record(reply: Reply, custom: Collection[str] = ()) -> dict[str, Any]:
+    """Return a reply as a message of OpenAI's chat API. `custom` has the names of custom tools."""
     record: dict[str, Any] = {"role": "assistant", "content": reply.content, "refusal": None}
     if reply.reasoning:
         record["reasoning_content"] = reply.reasoning
     if reply.calls:
         record["content"] = reply.content or None
         record["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
+            {"id": call.id, **_call(call.name, call.arguments, is_custom=call.name in custom)}
             for call in reply.calls
         ]
     return record
 
 
-def delta_record(delta: Delta) -> dict[str, Any]:
-    """Return a delta in the format of a stream of OpenAI's chat API."""
-    match delta:
-        case ContentDelta(text):
-            return {"content": text}
-        case ReasoningDelta(text):
-            return {"reasoning_content": text}
-        case ToolCallStart(index, call_id, name):
-            function = {"name": name, "arguments": ""}
-            call = {"index": index, "id": call_id, "type": "function", "function": function}
-            return {"tool_calls": [call]}
-        case ToolArgumentsDelta(index, text):
-            return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+def _call(name: str, text: str, *, is_custom: bool) -> dict[str, Any]:
+    """Return the fields of a call that depend on the type of its tool."""
+    if is_custom:
+        return {"type": "custom", "custom": {"name": name, "input": text}}
+    return {"type": "function", "function": {"name": name, "arguments": text}}
+
+
+class DeltaRecords:
+    """Converts the deltas of one completion to the format of a stream of OpenAI's chat API."""
+
+    def __init__(self, custom: Collection[str] = ()) -> None:
+        """`custom` has the names of custom tools."""
+        self._custom = custom
+        self._custom_calls: set[int] = set()
+        """The numbers of the calls of custom tools so far."""
+
+    def record(self, delta: Delta) -> dict[str, Any]:
+        """Return a delta as JSON."""
+        match delta:
+            case ContentDelta(text):
+                return {"content": text}
+            case ReasoningDelta(text):
+                return {"reasoning_content": text}
+            case ToolCallStart(index, call_id, name):
+                is_custom = name in self._custom
+                if is_custom:
+                    self._custom_calls.add(index)
+                call = _call(name, "", is_custom=is_custom)
+                return {"tool_calls": [{"index": index, "id": call_id, **call}]}
+            case ToolArgumentsDelta(index, text):
+                if index in self._custom_calls:
+                    return {"tool_calls": [{"index": index, "custom": {"input": text}}]}
+                return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
 
 
 def finish_reason(reason: str | None, num_calls: int, *, is_cut: bool = False) -> str | None:

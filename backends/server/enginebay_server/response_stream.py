@@ -19,6 +19,7 @@ NAMES = {
     "text": "output_text",
     "reasoning": "reasoning_text",
     "call": "function_call_arguments",
+    "custom": "custom_tool_call_input",
 }
 
 
@@ -68,12 +69,13 @@ class ResponseStream(StreamWriter):
 
     def fail(self, error: ApiError) -> bytes:
         record = {"code": error.code or error.type, "message": error.message, "param": error.param}
-        return self._event("error", record)
+        failed = self._records.failed(self._blocks.all, error, self._usage)
+        return self._event("error", record) + self._event("response.failed", {"response": failed})
 
     def _block_event(self, found: BlockEvent) -> bytes:
         what, block, text = found
         place = {"item_id": self._records.item_id(block), "output_index": block.index}
-        name = NAMES[block.kind]
+        name = NAMES["custom" if self._records.is_custom(block) else block.kind]
         if block.kind != "call":
             place["content_index"] = 0
         if what == "add":
@@ -95,7 +97,8 @@ class ResponseStream(StreamWriter):
 
     def _closed(self, block: Block, place: dict[str, Any], name: str) -> bytes:
         if block.kind == "call":
-            done = {**place, "name": block.name, "arguments": block.text}
+            text = {"name": block.name, "arguments": block.text}
+            done = {**place, **({"input": block.text} if self._records.is_custom(block) else text)}
             found = self._event(f"response.{name}.done", done)
         else:
             more: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}

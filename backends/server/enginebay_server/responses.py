@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from enginebay.errors import shown
+from enginebay_server.api_fields import RESPONSE_FIELDS
 from enginebay_server.blocks import Block
-from enginebay_server.bodies import IGNORED_HEADER, Body
+from enginebay_server.bodies import Body
 from enginebay_server.chat import ChatBody
 from enginebay_server.errors import ApiError
 from enginebay_server.field_limits import AtMost, Name, Objects, Tools
+from enginebay_server.messages_in import with_one_system
+from enginebay_server.response_items import MessageRecord, ignored_items, kind_of
+from enginebay_server.response_tools import call_names, chat_choice, chat_tools, ignored_tools
 from enginebay_server.sampling_fields import sampling_field
 from enginebay_server.served import ServedModel
+from enginebay_server.tools import INPUT
 from enginebay_server.usage import Usage
-
-MessageRecord = dict[str, Any]
 
 MAX_METADATA, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
 """OpenAI's limits on the metadata of a response."""
@@ -32,22 +35,26 @@ ResponseMetadata = Annotated[
     AtMost(MAX_METADATA, is_list=False),
 ]
 
-Include = Literal[
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
-    "file_search_call.results",
-    "message.input_image.image_url",
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    "web_search_call.action.sources",
-    "web_search_call.results",
-]
+KNOWN_INCLUDES = frozenset(
+    {
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "reasoning.encrypted_content",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
+"""Values of `include` that ask for parts of items which no answer here has: nothing is encrypted,
+and no tool of an API runs.
+"""
 
 
 class ResponseStreamOptions(BaseModel):
     """Options of a stream. No event has padding, so there is nothing to switch off."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="allow", strict=True)
 
     include_obfuscation: bool | None = None
 
@@ -55,13 +62,17 @@ class ResponseStreamOptions(BaseModel):
 class ResponsesBody(Body):
     """The body of a POST to /v1/responses: one turn of a conversation."""
 
+    api_fields = RESPONSE_FIELDS
+
     model: Name | None = None
-    input: str | Objects
+    input: str | Objects | None = None
     instructions: str | None = None
     previous_response_id: Name | None = None
     max_output_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = sampling_field("temperature")
     top_p: float | None = sampling_field("top_p")
+    presence_penalty: float | None = sampling_field("presence_penalty")
+    frequency_penalty: float | None = sampling_field("frequency_penalty")
     stream: bool | None = None
     store: bool | None = None
     tools: Tools | None = None
@@ -71,26 +82,39 @@ class ResponsesBody(Body):
     reasoning: dict[str, Any] | None = None
     metadata: ResponseMetadata | None = None
     user: Name | None = None
-    truncation: Literal["disabled"] | None = None
-    background: bool | None = None
-    include: Annotated[list[Include], AtMost(64)] | None = None
-    """Accepted, because clients always send it: nothing is encrypted, and no tool of OpenAI runs. A
-    header of the answer names it as ignored where it asks for log-probabilities.
-    """
+    max_tool_calls: int | None = Field(default=None, ge=1)
+    """The max calls of tools that the server runs. It runs none, so the limit always holds."""
+    include: Annotated[list[Name], AtMost(64)] | None = None
     stream_options: ResponseStreamOptions | None = None
 
-    def with_ignored(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """Return the headers of the answer, with `include` among the ignored fields where it asks
-        for log-probabilities, which answers do not have.
-        """
-        if "message.output_text.logprobs" not in (self.include or ()):
-            return dict(headers)
-        ignored = filter(None, ("include", headers.get(IGNORED_HEADER)))
-        return {**headers, IGNORED_HEADER: ", ".join(ignored)}
+    @property
+    def ignored_parts(self) -> list[str]:
+        """The names of parts that change no answer, for the header of ignored fields."""
+        given = {
+            "stream_options": (self.stream_options or ResponseStreamOptions()).model_extra or {},
+            "text": {k: v for k, v in (self.text or {}).items() if k != "format"},
+            "reasoning": {k: v for k, v in (self.reasoning or {}).items() if k != "effort"},
+        }
+        parts = [
+            f"{field}.{name}"
+            for field, values in given.items()
+            for name, value in values.items()
+            if value is not None
+        ]
+        parts += ["include"] if set(self.include or ()) - KNOWN_INCLUDES else []
+        return [*parts, *ignored_tools(self.tools), *ignored_items(self.items)]
+
+    @property
+    def reads_store(self) -> bool:
+        """Whether the conversation has parts that are stored."""
+        is_continued = self.previous_response_id is not None
+        return is_continued or any(kind_of(item) == "item_reference" for item in self.items)
 
     @property
     def items(self) -> list[dict[str, Any]]:
         """The input as a list of items."""
+        if self.input is None:
+            return []
         if isinstance(self.input, list):
             return self.input
         part = {"type": "input_text", "text": self.input}
@@ -105,82 +129,22 @@ class ResponsesBody(Body):
                 "Pass an input with a message.",
                 param="input",
             )
-        if self.background:
-            raise ApiError(
-                400,
-                "background = true. Allowed: false, because answers are made while the client "
-                "waits. Leave it out.",
-                param="background",
-            )
-        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
         return ChatBody(
             model=self.model,
-            messages=[*system, *messages],
+            messages=with_one_system(messages, [self.instructions or ""]),
             max_tokens=self.max_output_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
             stream=self.stream,
-            tools=None if self.tools is None else list(map(_tool, self.tools)),
-            tool_choice=_choice(self.tool_choice),
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            tools=chat_tools(self.tools),
+            tool_choice=chat_choice(self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls,
             response_format=_format(self.text),
             reasoning_effort=_effort(self.reasoning),
             user=self.user,
         )
-
-
-def input_messages(items: Sequence[Mapping[str, Any]]) -> list[MessageRecord]:
-    """Convert input items to the messages of a chat; ApiError for an unknown item."""
-    messages: list[MessageRecord] = []
-    for place, item in enumerate(items):
-        kind = item.get("type", "message")
-        if kind == "message":
-            messages.append({"role": item.get("role"), "content": item.get("content")})
-        elif kind in ("function_call", "custom_tool_call"):
-            function = {"name": item.get("name"), "arguments": _arguments(item)}
-            call = {"id": item.get("call_id"), "type": "function", "function": function}
-            if messages and messages[-1].get("tool_calls"):
-                messages[-1]["tool_calls"].append(call)
-            else:
-                messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        elif kind in ("function_call_output", "custom_tool_call_output"):
-            message = {"role": "tool", "tool_call_id": item.get("call_id")}
-            messages.append({**message, "content": item.get("output")})
-        elif kind != "reasoning":
-            raise ApiError(
-                400,
-                f"input.{place} of type {shown(kind)}. Allowed: message, function_call, "
-                "function_call_output, custom_tool_call, custom_tool_call_output and reasoning. "
-                "Leave it out.",
-                param=f"input.{place}",
-            )
-    return messages
-
-
-def _arguments(item: Mapping[str, Any]) -> Any:
-    """Return the arguments of a call. The text of a custom tool's call is its one argument."""
-    if item["type"] == "custom_tool_call":
-        return json.dumps({"input": item.get("input", "")})
-    return item.get("arguments", "{}")
-
-
-def _tool(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a function to the format of the chat API; the field `strict` is ignored."""
-    if given.get("type") != "function":
-        raise ApiError(
-            400,
-            f"a tool of type {shown(given.get('type'))}. Allowed: function. Leave it out.",
-            param="tools",
-        )
-    names = ("name", "description", "parameters")
-    function = {name: given[name] for name in names if given.get(name) is not None}
-    return {"type": "function", "function": function}
-
-
-def _choice(given: str | Mapping[str, Any] | None) -> str | dict[str, Any] | None:
-    if isinstance(given, Mapping):
-        return {"type": "function", "function": {"name": given.get("name")}}
-    return given
 
 
 def _format(text: Mapping[str, Any] | None) -> Any:
@@ -224,7 +188,7 @@ def _effort(reasoning: Mapping[str, Any] | None) -> str | None:
     return effort
 
 
-PREFIXES = {"text": "msg", "call": "fc", "reasoning": "rs"}
+PREFIXES = {"text": "msg", "call": "fc", "custom": "ctc", "reasoning": "rs"}
 
 
 class ResponseRecords:
@@ -235,10 +199,16 @@ class ResponseRecords:
         self._model = model
         self._body = body
         self._created_s = int(time.time())
+        self._names = call_names(body.tools)
+
+    def is_custom(self, block: Block) -> bool:
+        """Return whether a block is a call of a custom tool, whose text is no JSON."""
+        return block.kind == "call" and block.name in self._names.custom
 
     def item_id(self, block: Block) -> str:
         """The id of the output item that a block (text, reasoning or a call) becomes."""
-        return f"{PREFIXES[block.kind]}_{self.id.removeprefix('resp_')}{block.index}"
+        prefix = PREFIXES["custom" if self.is_custom(block) else block.kind]
+        return f"{prefix}_{self.id.removeprefix('resp_')}{block.index}"
 
     def part(self, block: Block) -> dict[str, Any]:
         """The content part of a block of text or reasoning."""
@@ -251,9 +221,11 @@ class ResponseRecords:
         head = {"id": self.item_id(block), "status": status}
         is_new = status == "in_progress"
         if block.kind == "call":
-            arguments = "" if is_new else block.text
-            call = {"call_id": block.call_id, "name": block.name, "arguments": arguments}
-            return {**head, "type": "function_call", **call}
+            text = "" if is_new else block.text
+            call = {**head, "call_id": block.call_id, **self._names.fields(block.name)}
+            if self.is_custom(block):
+                return {**call, "type": "custom_tool_call", "input": text}
+            return {**call, "type": "function_call", "arguments": text}
         content = [] if is_new else [self.part(block)]
         if block.kind == "reasoning":
             return {**head, "type": "reasoning", "summary": [], "content": content}
@@ -273,6 +245,14 @@ class ResponseRecords:
             items[-1]["status"] = status
         return self._record(status, items, usage)
 
+    def failed(self, blocks: Sequence[Block], error: ApiError, usage: Usage) -> dict[str, Any]:
+        """The response after an error, with the items so far, of which the last is incomplete."""
+        items = [self.item(block) for block in blocks]
+        if items:
+            items[-1]["status"] = "incomplete"
+        what = {"code": error.code or error.type, "message": error.message}
+        return {**self._record("failed", items, usage), "error": what}
+
     def _record(
         self, status: str, output: list[dict[str, Any]], usage: Usage | None
     ) -> dict[str, Any]:
@@ -283,22 +263,31 @@ class ResponseRecords:
             "id": self.id,
             "object": "response",
             "created_at": self._created_s,
+            "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
+            "background": False,
             "error": None,
             "incomplete_details": why,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": body.max_tool_calls,
             "metadata": body.metadata or {},
             "model": self._model.name,
             "output": output,
             "parallel_tool_calls": several,
+            "presence_penalty": body.presence_penalty or 0.0,
+            "frequency_penalty": body.frequency_penalty or 0.0,
             "previous_response_id": body.previous_response_id,
+            "prompt_cache_key": None,
+            "safety_identifier": None,
+            "service_tier": "default",
             "reasoning": {"effort": None, "summary": None, **(body.reasoning or {})},
             "store": body.store is not False,
             "temperature": body.temperature,
             "text": {"format": {"type": "text"}, **(body.text or {})},
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
+            "top_logprobs": 0,
             "top_p": body.top_p,
             "truncation": "disabled",
             "usage": None if usage is None else self._usage(usage, output),
@@ -319,19 +308,16 @@ class ResponseRecords:
         }
 
 
-def answer_message(blocks: Sequence[Block]) -> MessageRecord:
+def answer_message(blocks: Sequence[Block], is_custom: Callable[[Block], bool]) -> MessageRecord:
     """The message that an answer is for the turns after it."""
     content = "".join(block.text for block in blocks if block.kind == "text")
     message: MessageRecord = {"role": "assistant", "content": content}
-    calls = [
-        {
-            "id": block.call_id,
-            "type": "function",
-            "function": {"name": block.name, "arguments": json_object(block.text)},
-        }
-        for block in blocks
-        if block.kind == "call"
-    ]
+    calls = []
+    for block in blocks:
+        if block.kind == "call":
+            text = json.dumps({INPUT: block.text}) if is_custom(block) else json_object(block.text)
+            function = {"name": block.name, "arguments": text}
+            calls.append({"id": block.call_id, "type": "function", "function": function})
     return {**message, "tool_calls": calls} if calls else message
 
 

@@ -32,7 +32,7 @@ def anthropic_routes(state: AppState) -> APIRouter:
     @router.post("/v1/messages")
     async def messages(body: MessagesBody, request: Request) -> Response:
         def read() -> tuple[dict[str, str], ServedModel, ChatBody, ToolUse, SamplingParams]:
-            headers = check_unknown(body, settings)
+            headers = check_unknown(body, settings, body.ignored_parts)
             model = state.models.ready(body.model, settings.retry_after_s)
             chat = body.chat
             use = chat.tool_use
@@ -54,7 +54,7 @@ def anthropic_routes(state: AppState) -> APIRouter:
     @router.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountBody, request: Request) -> Response:
         def count() -> Response:
-            headers = check_unknown(body, settings)
+            headers = check_unknown(body, settings, body.ignored_parts)
             model = state.models.find(body.model)
             chat = body.as_chat()
             token_ids = render_chat(model, chat, chat.tool_use)

@@ -57,7 +57,7 @@ async def answer_chat(state: AppState, body: ChatBody, request: Request) -> Resp
     settings = state.settings
 
     def read() -> tuple[dict[str, str], ServedModel, ToolUse, SamplingParams]:
-        headers = check_unknown(body, settings)
+        headers = check_unknown(body, settings, body.ignored_parts)
         check_stream(body)
         model = state.models.ready(body.model, settings.retry_after_s)
         use = body.tool_use

@@ -13,13 +13,13 @@ from enginebay_server.blocks import Block, whole_blocks
 from enginebay_server.bodies import check_unknown
 from enginebay_server.chat import ChatBody, chat_jobs, chat_params
 from enginebay_server.errors import ApiError
+from enginebay_server.response_items import input_messages, resolved
 from enginebay_server.response_store import StoredResponse, store
 from enginebay_server.response_stream import ResponseStream
 from enginebay_server.responses import (
     ResponseRecords,
     ResponsesBody,
     answer_message,
-    input_messages,
 )
 from enginebay_server.routes_generate import as_json
 from enginebay_server.running import begin, streamed, whole_outputs
@@ -79,16 +79,17 @@ async def respond(state: AppState, body: ResponsesBody, request: Request) -> Res
     settings = state.settings
 
     def read() -> ReadResponse:
-        headers = body.with_ignored(check_unknown(body, settings))
+        headers = check_unknown(body, settings, body.ignored_parts)
         model = state.models.ready(body.model, settings.retry_after_s)
-        messages = [*former_messages(state, body), *input_messages(body.items)]
+        items = resolved(body.items, functools.partial(stored_output, state))
+        messages = [*former_messages(state, body), *input_messages(items)]
         chat = body.as_chat(messages)
         use = chat.tool_use
         return ReadResponse(
             headers, model, messages, chat, use, chat_params(model, chat, settings, use)
         )
 
-    if body.previous_response_id is None:
+    if not body.reads_store:
         taken = await state.lanes.read(request.scope, read)
     else:  # the conversation so far is read from the store
         taken = await state.lanes.of(request.scope).run(read)
@@ -101,7 +102,7 @@ async def respond(state: AppState, body: ResponsesBody, request: Request) -> Res
 
     async def keep(blocks: list[Block], record: dict[str, Any]) -> None:
         if body.store is not False:
-            conversation = [*messages, answer_message(blocks)]
+            conversation = [*messages, answer_message(blocks, records.is_custom)]
             stored = StoredResponse(record, body.items, conversation)
             await state.lanes.files.run(store, state.responses, generation.id, stored)
 
@@ -122,6 +123,12 @@ def former_messages(state: AppState, body: ResponsesBody) -> list[dict[str, Any]
     """The conversation that a body goes on with. ApiError 404 when it is not kept."""
     former = body.previous_response_id
     return [] if former is None else found(state, former, "previous_response_id").messages
+
+
+def stored_output(state: AppState, response_id: str) -> list[dict[str, Any]] | None:
+    """The output of a response that is kept; None for another."""
+    stored = state.responses.get(response_id)
+    return None if stored is None else list(stored.record["output"])
 
 
 def found(state: AppState, response_id: str, param: str | None = None) -> StoredResponse:

@@ -16,6 +16,7 @@ from enginebay.text.token_bytes import TokenBytes
 from enginebay_server.decode_rate import ROOFLINE
 from enginebay_server.errors import ApiError
 from enginebay_server.parsing.choose import choose_formats, model_chat
+from enginebay_server.settings import ToolPrompt
 
 log = logging.getLogger("enginebay.server")
 
@@ -44,9 +45,11 @@ class ServedModel:
         chat_template: str | None = None,
         tool_parser: str = AUTO,
         reasoning_parser: str = AUTO,
+        tool_prompt: ToolPrompt = "auto",
     ) -> None:
         """`chat_template`: Jinja text in place of the model's own template. The parsers are parts
-        by name, "auto" or "none". UnknownNameError for an unknown part.
+        by name, "auto" or "none". UnknownNameError for an unknown part. `tool_prompt`: "auto"
+        describes tools in a system text when the template has no place for them.
         """
         self.name = self.base = name
         self.lora: str | None = None
@@ -57,6 +60,7 @@ class ServedModel:
             model_chat(llm.tokenizer.inner, chat_template),
             tools=tool_parser,
             reasoning=reasoning_parser,
+            describe=tool_prompt == "auto",
         )
         self.created_s = int(time.time())
         self.warmup: WarmupState = "waiting"

@@ -31,7 +31,7 @@ from enginebay.errors import InputError
 from enginebay_server.heads import LimitedHeads
 from enginebay_server.ingress import IngressState
 from enginebay_server.response_store import open_store
-from enginebay_server.settings import MAX_SECONDS, ServerSettings
+from enginebay_server.settings import MAX_SECONDS, ServerSettings, ToolPrompt
 
 if TYPE_CHECKING:
     from enginebay.serving import LLM
@@ -160,6 +160,7 @@ class Chats:
     template: str | None = None
     tool_parser: str = AUTO
     reasoning_parser: str = AUTO
+    tool_prompt: ToolPrompt = "auto"
 
 
 class Draining(IngressState, Protocol):
@@ -206,6 +207,7 @@ def serve(
                 chat_template=chats.template,
                 tool_parser=chats.tool_parser,
                 reasoning_parser=chats.reasoning_parser,
+                tool_prompt=chats.tool_prompt,
             )
             for name, config in configs.items()
         ]

@@ -11,6 +11,8 @@ from enginebay.types import MAX_LOGPROBS
 
 UnknownFields = Literal["refuse", "ignore"]
 Warmup = Literal["background", "full", "lazy"]
+ToolPrompt = Literal["auto", "none"]
+"""Whether a system text describes tools to a model whose chat template has no place for them."""
 
 MAX_SECONDS = 31_536_000
 """Max value of each setting in seconds: a year."""

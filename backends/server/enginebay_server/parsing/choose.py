@@ -12,7 +12,9 @@ from enginebay.plugins.registry import Registry
 
 KIND = "format"
 NO_PARSER = "none"
+GENERIC = "json"
 WANTED = "chosen by name"
+DESCRIBED = "the chat template shows no format, so a system text describes tools and calls"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,17 +49,31 @@ class OutputFormats:
         """Whether "auto" found no format of tool calls for the model."""
         return self.tool_choice.format is None and self.tool_choice.why != WANTED
 
+    @property
+    def describes_tools(self) -> bool:
+        """Whether a system text describes the tools, as the chat template does not."""
+        return self.tool_choice.why == DESCRIBED
+
 
 def choose_formats(
-    registry: Registry, chat: ModelChat, *, tools: str = AUTO, reasoning: str = AUTO
+    registry: Registry,
+    chat: ModelChat,
+    *,
+    tools: str = AUTO,
+    reasoning: str = AUTO,
+    describe: bool = False,
 ) -> OutputFormats:
     """Return the formats of tool calls and of reasoning with these names. "auto" chooses the format
     of the highest priority that serves the model, and "none" chooses no format. A format that reads
-    both is one of tool calls.
+    both is one of tool calls. With `describe`, "auto" takes the format "json" for a model that no
+    format serves.
 
     UnknownNameError for an unknown name, PluginError for a part that cannot be loaded.
     """
-    chosen = _choose(_readers(registry, calls=True), tools, chat)
+    readers = _readers(registry, calls=True)
+    chosen = _choose(readers, tools, chat)
+    if describe and tools == AUTO and chosen.format is None:
+        chosen = dataclasses.replace(_choose(readers, GENERIC, chat), why=DESCRIBED)
     if chosen.format is not None and chosen.format.has_reasoning:
         why = f"the tool parser {chosen.name} finds reasoning too"
         return OutputFormats(chat, chosen, ChosenFormat(NO_PARSER, why))
