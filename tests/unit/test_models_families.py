@@ -276,7 +276,7 @@ def test_partial_rotary_factor_narrows_scaled_rules_alone() -> None:
         ({"hidden_size": 2 * 10**9}, "head_dim = 250000000"),
         ({"rms_norm_eps": -1}, "rms_norm_eps = -1"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings = 'yes'"),
-        ({"hidden_act": "quick_gelu"}, "hidden_act = 'quick_gelu'.*relu, silu"),
+        ({"hidden_act": "quick_gelu"}, "hidden_act = 'quick_gelu'.*relu, relu2, silu"),
         ({"hidden_act": ["silu"]}, r"hidden_act = \['silu'\]"),
         (
             {"hidden_size": 36, "head_dim": 4},
