@@ -176,6 +176,19 @@ def processors() -> str:
     return table(("processor", "option", "default", "values", "meaning"), rows)
 
 
+def model_families() -> str:
+    """Return the model families of ours, as the docstrings of their classes describe them."""
+    registry = load_registry()
+    found = (one for one in registry.entries if one.kind == "model")
+    rows = []
+    for entry in sorted(found, key=lambda one: one.name):
+        if entry.distribution == "enginebay":
+            served = ", ".join(f"`{one}`" for one in entry.capability("architectures", ()))
+            docstring = str(inspect.getdoc(type(registry.load(entry))))
+            rows.append((f"`{entry.name}`", served, " ".join(docstring.split())))
+    return table(("family", "architectures", "attention and other properties"), rows)
+
+
 def hooks() -> str:
     """Return the hooks of plugins, as their docstrings describe them."""
     rows = []
@@ -281,6 +294,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "options": options,
     "sampling parameters": lambda: "\n".join(parameters()),
     "logits processors": processors,
+    "model families": model_families,
     "hooks": hooks,
     "fields of a declaration": lambda: fields_in_docstring(Declaration),
     "capabilities": capabilities,

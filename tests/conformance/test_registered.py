@@ -52,7 +52,10 @@ SHARDED_IN_SHORT = {
 code.
 """
 
-RARE_FAMILIES = ("gpt2", "mpt")
+RARE_FAMILIES = (
+    *("cohere", "cohere2", "ernie4_5", "gemma", "gemma2", "glm4", "gpt2", "gpt_neox", "granite"),
+    *("mpt", "nemotron", "olmo2", "olmo3", "phi3", "smollm3", "stablelm", "starcoder2"),
+)
 """Families of which `make test` holds the logits of one checkpoint, in tests/parity, alone."""
 
 

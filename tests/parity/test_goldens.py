@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from enginebay.contracts.model import ModelFamily
 from enginebay.weights import WeightFormat
 from enginebay_models.source import CheckpointSource
 from enginebay_testing.model_harness import (
@@ -34,16 +35,31 @@ SHARDED = [
     *(pytest.param("deepseek_v2-grouped", count, marks=pytest.mark.slow) for count in (2, 4)),
     *(pytest.param("mpt-clipped", count, marks=pytest.mark.slow) for count in (2, 4)),
     *(pytest.param("gpt2-plain", count, marks=pytest.mark.slow) for count in (2, 4)),
+    *(
+        pytest.param(variant, count, marks=pytest.mark.slow)
+        for variant in tiny.RARELY
+        for count in (2, 4)
+    ),
 ]
-RARELY = ("deepseek_v2-plain-queries", "gemma3-untied", "gpt2-unscaled", "mpt-six-heads")
+RARELY = (
+    *("deepseek_v2-plain-queries", "gemma3-untied", "gpt2-unscaled", "mpt-six-heads"),
+    *tiny.RARELY,
+)
 
 
 def loaded(
     folder: Path, variant: str, *, num_devices: int = 1, dtype: str = "float32"
 ) -> ModelHarness:
-    source = CheckpointSource(str(tiny.write_checkpoint(folder, variant)))
+    written = tiny.write_checkpoint(folder, variant)
+    return loaded_from(written, tiny.family_of(variant), num_devices=num_devices, dtype=dtype)
+
+
+def loaded_from(
+    folder: Path, family: ModelFamily, *, num_devices: int = 1, dtype: str = "float32"
+) -> ModelHarness:
+    source = CheckpointSource(str(folder))
     placement = place_over(num_devices)
-    model = tiny.family_of(variant).build(source.config, dtype=dtype, num_shards=num_devices)
+    model = family.build(source.config, dtype=dtype, num_shards=num_devices)
     weights = source.load_weights(model, form=WeightFormat(dtype), place=placement.weight)
     return ModelHarness(
         model, weights, plain_ops, placement, num_rows=len(tiny.PROMPT_LENGTHS), capacity=384
@@ -79,6 +95,11 @@ def check(harness: ModelHarness, variant: str, prompt_indices: list[int]) -> Non
 )
 def test_model_agrees_with_transformers(variant: str, tmp_path: Path) -> None:
     check(loaded(tmp_path, variant), variant, list(range(len(tiny.PROMPT_LENGTHS))))
+
+
+@pytest.mark.parametrize("variant", tiny.RARELY)
+def test_one_prompt_agrees_with_transformers(variant: str, tmp_path: Path) -> None:
+    check(loaded(tmp_path, variant), variant, [2])
 
 
 @pytest.mark.long

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,72 @@ _GPT2: dict[str, dict[str, Any]] = {
         "scale_attn_weights": False,
     },
 }
+_KINDS = ["sliding_attention", "full_attention"]
+_ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
+    "cohere": ("CohereForCausalLM", {"logit_scale": 2.0, "attention_bias": True}),
+    "cohere2": (
+        "Cohere2ForCausalLM",
+        {"logit_scale": 2.0, "sliding_window": 16, "layer_types": _KINDS},
+    ),
+    "ernie4_5": ("Ernie4_5ForCausalLM", {"use_bias": True, "head_dim": 24}),
+    "gemma": ("GemmaForCausalLM", {"head_dim": 24, "hidden_act": "gelu"}),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        {
+            "head_dim": 24,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": 20,
+            "sliding_window": 16,
+            "attn_logit_softcapping": 1.5,
+            "final_logit_softcapping": 4.0,
+        },
+    ),
+    "glm4": (
+        "Glm4ForCausalLM",
+        {"head_dim": 16, "attention_bias": True, "partial_rotary_factor": 0.5},
+    ),
+    "gpt_neox": (
+        "GPTNeoXForCausalLM",
+        {"num_key_value_heads": 4, "rotary_pct": 0.5, "rotary_emb_base": 500.0},
+    ),
+    "granite": (
+        "GraniteForCausalLM",
+        {
+            "attention_multiplier": 0.2,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "nemotron": ("NemotronForCausalLM", {"hidden_act": "relu2", "norm_eps": 1e-4}),
+    "olmo2": ("Olmo2ForCausalLM", {"rope_theta": 5e5}),
+    "olmo3": (
+        "Olmo3ForCausalLM",
+        {"sliding_window": 16, "layer_types": _KINDS, "rope_scaling": _YARN},
+    ),
+    "phi3": (
+        "Phi3ForCausalLM",
+        {
+            "sliding_window": 200,
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 512,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0, 1.1, 1.2, 1.4, 1.7, 2.1],
+                "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 8.0],
+            },
+        },
+    ),
+    "smollm3": ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0], "mlp_bias": True}),
+    "stablelm": (
+        "StableLmForCausalLM",
+        {"use_qkv_bias": True, "use_parallel_residual": True, "partial_rotary_factor": 0.5},
+    ),
+    "starcoder2": ("Starcoder2ForCausalLM", {"sliding_window": 16, "hidden_act": "gelu"}),
+}
+"""Families with one configuration here; family_zoo.py draws more."""
+RARELY = tuple(f"{family}-one" for family in _ONE_EACH)
+"""Variants of which `make test` compares one prompt."""
 _FAMILIES = {
     "deepseek_v2": ("DeepseekV2ForCausalLM", _DEEPSEEK_V2),
     "gemma3": ("Gemma3ForCausalLM", _GEMMA3),
@@ -186,6 +253,9 @@ _FAMILIES = {
     "qwen2": ("Qwen2ForCausalLM", _QWEN2),
     "qwen3": ("Qwen3ForCausalLM", _QWEN3),
     "qwen3_moe": ("Qwen3MoeForCausalLM", _QWEN3_MOE),
+} | {
+    family: (architecture, {f"{family}-one": {"num_hidden_layers": 2} | own})
+    for family, (architecture, own) in _ONE_EACH.items()
 }
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -218,9 +288,9 @@ def family_of(variant: str) -> ModelFamily:
     return family
 
 
-def tensors_of(variant: str) -> dict[str, np.ndarray]:
+def tensors_of(family: ModelFamily, config: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Random checkpoint tensors f32 by name; each depends on its name and SEED alone."""
-    model = family_of(variant).build(CONFIGS[variant], dtype="float32")
+    model = family.build(config, dtype="float32")
     return {
         name: random_tensor(name, shape, SEED)
         for source in model.tensor_sources().values()
@@ -232,10 +302,17 @@ def write_checkpoint(folder: Path, variant: str) -> Path:
     """A checkpoint folder that transformers and enginebay can load, with a tokenizer of one word
     per id.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIGS[variant]), encoding="utf-8")
-    save_file(tensors_of(variant), folder / "model.safetensors", metadata={"format": "pt"})
+    write_weights(folder, family_of(variant), CONFIGS[variant])
     write_tokenizer(folder)
+    return folder
+
+
+def write_weights(folder: Path, family: ModelFamily, config: Mapping[str, Any]) -> Path:
+    """A checkpoint folder without a tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    tensors = tensors_of(family, config)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 

@@ -25,6 +25,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "mpt-six-heads": ("Wqkv", "out_proj", "up_proj", "down_proj"),
     "lfm2-biases": ("in_proj", "out_proj", "q_proj", "k_proj", "v_proj", "w1", "w2", "w3"),
     "qwen3_moe-some-plain": ATTENTION,
+    "cohere-one": TARGETS,
+    "glm4-one": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"),
+    "gpt_neox-one": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
+    "olmo2-one": TARGETS,
+    "phi3-one": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
     "deepseek_v2-grouped": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"),
 }
 NAMES = ["a", None, "b", "a", "b", None]

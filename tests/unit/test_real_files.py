@@ -21,19 +21,35 @@ from enginebay_models.source import CheckpointSource, quantization_of
 from tests.unit.checkpoints import CONFIG, model_of, random_tensors, write
 
 PUBLISHED = {
+    "allenai/OLMo-2-1124-7B": ("Olmo2ForCausalLM", "olmo2"),
+    "allenai/Olmo-3-1025-7B": ("Olmo3ForCausalLM", "olmo3"),
+    "baidu/ERNIE-4.5-0.3B-PT": ("Ernie4_5ForCausalLM", "ernie4_5"),
+    "bigcode/starcoder2-3b": ("Starcoder2ForCausalLM", "starcoder2"),
+    "CohereLabs/c4ai-command-r-v01": ("CohereForCausalLM", "cohere"),
+    "CohereLabs/c4ai-command-r7b-12-2024": ("Cohere2ForCausalLM", "cohere2"),
     "deepseek-ai/DeepSeek-V2-Lite": ("DeepseekV2ForCausalLM", "deepseek_v2"),
+    "EleutherAI/pythia-160m": ("GPTNeoXForCausalLM", "gpt_neox"),
+    "google/gemma-2b": ("GemmaForCausalLM", "gemma"),
+    "google/gemma-2-2b-it": ("Gemma2ForCausalLM", "gemma2"),
     "google/gemma-3-1b-it": ("Gemma3ForCausalLM", "gemma3_text"),
     "google/gemma-3-4b-it": ("Gemma3ForConditionalGeneration", "gemma3"),
+    "HuggingFaceTB/SmolLM3-3B": ("SmolLM3ForCausalLM", "smollm3"),
+    "ibm-granite/granite-3.3-2b-instruct": ("GraniteForCausalLM", "granite"),
     "LiquidAI/LFM2-1.2B": ("Lfm2ForCausalLM", "lfm2"),
     "meta-llama/Llama-3.2-1B": ("LlamaForCausalLM", "llama"),
     "the first Llama conversions": ("LLaMAForCausalLM", "llama"),
+    "microsoft/Phi-3-mini-4k-instruct": ("Phi3ForCausalLM", "phi3"),
     "mistralai/Mistral-7B-v0.1": ("MistralForCausalLM", "mistral"),
     "mosaicml/mpt-7b": ("MPTForCausalLM", "mpt"),
     "transformers' own MPT": ("MptForCausalLM", "mpt"),
+    "nvidia/Minitron-4B-Base": ("NemotronForCausalLM", "nemotron"),
     "openai-community/gpt2": ("GPT2LMHeadModel", "gpt2"),
     "Qwen/Qwen2.5-0.5B": ("Qwen2ForCausalLM", "qwen2"),
     "Qwen/Qwen3-0.6B": ("Qwen3ForCausalLM", "qwen3"),
     "Qwen/Qwen3-30B-A3B": ("Qwen3MoeForCausalLM", "qwen3_moe"),
+    "stabilityai/stablelm-2-1_6b": ("StableLmForCausalLM", "stablelm"),
+    "zai-org/GLM-4-9B-0414": ("Glm4ForCausalLM", "glm4"),
+    "zai-org/glm-4-9b-chat-hf": ("GlmForCausalLM", "glm"),
 }
 """Checkpoint -> architectures and model_type of its config.json."""
 

@@ -109,7 +109,7 @@ Adapted = AdaptedLayer | AdaptedEmbedding
 """A weight of the model that may have adapters."""
 
 HEAD = "lm_head"
-"""End of the name of the head, a linear layer. Other weights of the vocabulary are embeddings."""
+"""Path of the head, a linear layer. Other weights of the vocabulary are embeddings."""
 
 
 def adapted_layers(
@@ -128,7 +128,7 @@ def adapted_layers(
             not of_vocab if targets is None else leaves & set(targets)
         ):
             continue
-        if of_vocab and leaves != {HEAD}:
+        if of_vocab and path != HEAD:
             found[path] = AdaptedEmbedding.of(path, spec, source.names[0], num_slots, rank)
             continue
         layer = _layer(path, spec, source, num_slots, rank)

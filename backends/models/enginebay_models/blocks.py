@@ -22,6 +22,7 @@ from enginebay.ops.spec import AttnBatch, AttnSpec
 from enginebay.weights import WeightSpec
 from enginebay_models import tensors
 from enginebay_models.activations import ACTIVATIONS
+from enginebay_models.tensors import APART, QkvRows
 
 Batches = Mapping[str, AttnBatch]
 """The batch record of the step for each cache group."""
@@ -31,19 +32,22 @@ Batches = Mapping[str, AttnBatch]
 class AttentionLayerConfig:
     """One kind of attention layer, with its cache group.
 
-    `repeats` is how often `spec` has each KV head of the checkpoint. With `qk_norm_eps` None,
-    queries and keys are not normed. RmsNorm describes `norm_offset`.
+    `repeats` is how often `spec` has each KV head of the checkpoint. With `rope` None, the layer
+    has no rotary positions. With `qk_norm_eps` None, queries and keys are not normed; with
+    `qk_norm_joint` one norm is over all heads. RmsNorm describes `norm_offset`, and QkvRows `lie`.
     """
 
     hidden_size: int
     spec: AttnSpec
-    rope: RopeSpec
+    rope: RopeSpec | None
     cache_group: str
     repeats: int = 1
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm_eps: float | None = None
+    qk_norm_joint: bool = False
     norm_offset: float = 0.0
+    lie: QkvRows = APART
 
     @property
     def dtype(self) -> str:
@@ -95,15 +99,38 @@ class RmsNorm(nnx.Module):
         return ops[ADD_RMS_NORM](x, branch, self._factor(), eps=self.eps)
 
 
-class LayerNorm(nnx.Module):
-    """(x - mean) / standard deviation over the last axis, times a weight, plus a bias if the family
-    has one.
+class JointRmsNorm(nnx.Module):
+    """Root-mean-square norm of a token's queries or keys over all heads together.
+
+    `heads` is the shape of the weight: KV heads of the model, query heads of each, head size. Of
+    keys, `repeats` KV heads of the model are one of the checkpoint.
     """
 
-    def __init__(self, name: str, size: int, eps: float, *, bias: bool = False) -> None:
+    def __init__(self, name: str, heads: tuple[int, int, int], eps: float, repeats: int) -> None:
+        source = tensors.heads_of_vector(f"{name}.weight", heads, repeats)
+        self.scale = parameter(("kv_heads", None, None), heads, source)
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return the norm of x [T, *heads] in x's dtype, computed in f32."""
+        wide = x.astype(jnp.float32)
+        mean = jnp.square(wide).mean(axis=(1, 2, 3), keepdims=True)
+        factor = self.scale.get_value().astype(jnp.float32)
+        return (wide * jax.lax.rsqrt(mean + self.eps) * factor).astype(x.dtype)
+
+
+class LayerNorm(nnx.Module):
+    """(x - mean) / standard deviation over the last axis, times the checkpoint's weight plus
+    `offset`, plus a bias if the family has one.
+    """
+
+    def __init__(
+        self, name: str, size: int, eps: float, *, bias: bool = False, offset: float = 0.0
+    ) -> None:
         self.scale = vector(f"{name}.weight", size)
         self.bias = vector(f"{name}.bias", size) if bias else None
         self.eps = eps
+        self.offset = offset
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return the norm of x [..., size] in x's dtype, computed in f32."""
@@ -111,7 +138,8 @@ class LayerNorm(nnx.Module):
         centred = wide - wide.mean(axis=-1, keepdims=True)
         variance = jnp.square(centred).mean(axis=-1, keepdims=True)
         normed = centred * jax.lax.rsqrt(variance + self.eps)
-        normed *= self.scale.get_value().astype(jnp.float32)
+        factor = self.scale.get_value().astype(jnp.float32)
+        normed *= factor + self.offset if self.offset else factor
         bias = value_of(self.bias)
         return (normed if bias is None else normed + bias.astype(jnp.float32)).astype(x.dtype)
 
@@ -132,6 +160,17 @@ class NormOfSum(Protocol):
         """Return (norm of x + branch, x + branch), as RmsNorm.of_sum does."""
 
 
+class NoNorm(nnx.Module):
+    """In place of a norm, in families that norm results alone."""
+
+    def of_sum(
+        self, x: jax.Array, branch: jax.Array | None, ops: Ops
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return x + branch twice; a branch of None is 0."""
+        total = x if branch is None else x + branch
+        return total, total
+
+
 class Attention(nnx.Module):
     """Grouped-query attention with rotary positions.
 
@@ -144,12 +183,13 @@ class Attention(nnx.Module):
         spec, hidden = config.spec, config.hidden_size
         heads = (spec.num_kv_heads, spec.group, spec.head_dim)
         fused = (spec.num_kv_heads, spec.group + 2, spec.head_dim)
+        lie, repeats = config.lie, config.repeats
+        own = ("q_proj", "k_proj", "v_proj") if lie.place == "apart" else ("qkv_proj",)
         weights, biases = (
-            (f"{name}.q_proj.{kind}", f"{name}.k_proj.{kind}", f"{name}.v_proj.{kind}")
-            for kind in ("weight", "bias")
+            tuple(f"{name}.{one}.{kind}" for one in own) for kind in ("weight", "bias")
         )
-        qkv = tensors.fused_qkv(weights, heads, repeats=config.repeats, features=(hidden,))
-        qkv_bias = tensors.fused_qkv(biases, heads, repeats=config.repeats)
+        qkv = tensors.fused_qkv(weights, heads, repeats=repeats, features=(hidden,), lie=lie)
+        qkv_bias = tensors.fused_qkv(biases, heads, repeats=repeats, lie=lie)
         out = tensors.split_columns(f"{name}.o_proj.weight", (hidden, *heads))
         self.qkv = parameter(("kv_heads", None, None, None), (*fused, hidden), qkv, 1)
         self.qkv_bias = (
@@ -157,12 +197,18 @@ class Attention(nnx.Module):
         )
         self.out = parameter((None, "kv_heads", None, None), (hidden, *heads), out, 3)
         self.out_bias = vector(f"{name}.o_proj.bias", hidden) if config.out_bias else None
-        eps = config.qk_norm_eps
+        eps = None if config.qk_norm_joint else config.qk_norm_eps
         self.q_norm, self.k_norm = (
             None
             if eps is None
             else RmsNorm(f"{name}.{one}_norm", spec.head_dim, eps, config.norm_offset)
             for one in "qk"
+        )
+        self.joint_q_norm, self.joint_k_norm = (
+            JointRmsNorm(f"{name}.{one}_norm", (heads[0], count, heads[2]), eps, times)
+            if config.qk_norm_joint and (eps := config.qk_norm_eps) is not None
+            else None
+            for one, count, times in (("q", spec.group, 1), ("k", 1, repeats))
         )
         self.config = config
 
@@ -175,6 +221,8 @@ class Attention(nnx.Module):
         q, k, v = qkv[:, :, :-2], qkv[:, :, -2], qkv[:, :, -1]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, ops), self.k_norm(k, ops)
+        if self.joint_q_norm is not None and self.joint_k_norm is not None:
+            q, k = self.joint_q_norm(q), self.joint_k_norm(k[:, :, None])[:, :, 0]
         q = q.reshape(x.shape[0], spec.num_q_heads, spec.head_dim)
         mixed, cache, _ = ops[ATTENTION](
             *(q, k, v, cache, batch), spec=spec, rope=self.config.rope, inputs={LAYER: self.layer}
@@ -228,6 +276,36 @@ class Mlp(nnx.Module):
         return ops[LINEAR](opened, self.down.get_value(), value_of(self.down_bias))
 
 
+class FusedMlp(nnx.Module):
+    """The gated MLP whose gate and up are one tensor of the checkpoint, first all rows of gate.
+
+    `name` is the prefix of its tensors, such as "model.layers.0.mlp".
+    """
+
+    def __init__(
+        self,
+        name: str,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        bias: bool = False,
+        activation: str = "silu",
+    ) -> None:
+        assert not bias, "no family has biases here"
+        wide = (2, intermediate_size, hidden_size)
+        source = tensors.two_parts(f"{name}.gate_up_proj.weight", wide)
+        self.gate_up = parameter((None, "mlp", None), wide, source, 1)
+        down, tall = f"{name}.down_proj.weight", (hidden_size, intermediate_size)
+        self.down = parameter((None, "mlp"), tall, tensors.whole(down, tall), 1)
+        self.activation = activation
+
+    def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
+        """Return [T, hidden] for x [T, hidden]."""
+        both = ops[LINEAR](x, self.gate_up.get_value())
+        gate = ACTIVATIONS[self.activation](both[:, 0].astype(jnp.float32)).astype(x.dtype)
+        return ops[LINEAR](gate * both[:, 1], self.down.get_value())
+
+
 class PlainMlp(nnx.Module):
     """The MLP without a gate, down(activation(up(x))).
 
@@ -261,12 +339,44 @@ class PlainMlp(nnx.Module):
         return ops[LINEAR](opened, self.down.get_value(), value_of(self.down_bias))
 
 
+def plain_mlp(
+    name: str,
+    hidden_size: int,
+    intermediate_size: int,
+    *,
+    bias: bool = False,
+    activation: str = "gelu",
+) -> PlainMlp:
+    """Return a PlainMlp for the arguments of `Mlp`; its tensors are up_proj and down_proj."""
+    sizes = hidden_size, intermediate_size
+    up, down = f"{name}.up_proj", f"{name}.down_proj"
+    return PlainMlp(up, down, sizes, activation=activation, bias=bias)
+
+
+@dataclasses.dataclass(frozen=True)
+class Residual:
+    """How the results of attention and MLP are added to the residual stream: times `scale`, and
+    with `parallel` both for the same input, instead of one after the other.
+    """
+
+    parallel: bool = False
+    scale: float | None = None
+
+    def scaled(self, result: jax.Array) -> jax.Array:
+        """Return the branch for a result [T, hidden] of attention or an MLP."""
+        return result if self.scale is None else result * jnp.asarray(self.scale, result.dtype)
+
+
+IN_TURN = Residual()
+
+
 class DecoderLayer(nnx.Module):
     """Attention and an MLP, each with a norm before it and added to the residual stream.
 
     Any module may replace attention that has its signature, and `cache_group` and `dtype` in its
     `config`. The residual stream is passed as two arrays, x and branch; the next norm adds them.
-    Families with norms of the results of attention and MLP give them as `out_norms`.
+    Families with norms of the results of attention and MLP give them as `out_norms`. Without
+    `mlp_norm`, a parallel MLP reads what attention reads.
     """
 
     def __init__(
@@ -274,8 +384,9 @@ class DecoderLayer(nnx.Module):
         attention: Any,
         mlp: Any,
         attention_norm: NormOfSum,
-        mlp_norm: NormOfSum,
+        mlp_norm: NormOfSum | None,
         out_norms: tuple[RmsNorm, RmsNorm] | None = None,
+        residual: Residual = IN_TURN,
     ) -> None:
         self.attention = attention
         self.mlp = mlp
@@ -283,6 +394,7 @@ class DecoderLayer(nnx.Module):
         self.mlp_norm = mlp_norm
         self.attention_out_norm = None if out_norms is None else out_norms[0]
         self.mlp_out_norm = None if out_norms is None else out_norms[1]
+        self.residual = residual
 
     def __call__(
         self, x: jax.Array, branch: jax.Array | None, cache: CacheArrays, batch: AttnBatch, ops: Ops
@@ -295,9 +407,36 @@ class DecoderLayer(nnx.Module):
         mixed, cache = self.attention(normed, cache, batch, ops)
         if self.attention_out_norm is not None:
             mixed = self.attention_out_norm(mixed, ops)
+        mixed = self.residual.scaled(mixed)
+        if self.residual.parallel:
+            if self.mlp_norm is not None:
+                normed, _ = self.mlp_norm.of_sum(x, None, ops)
+            return x, mixed + self.residual.scaled(self.mlp(normed, ops)), cache
+        assert self.mlp_norm is not None, "an MLP after attention has a norm"
         normed, x = self.mlp_norm.of_sum(x, mixed, ops)
         added = self.mlp(normed, ops)
-        return x, added if self.mlp_out_norm is None else self.mlp_out_norm(added, ops), cache
+        if self.mlp_out_norm is not None:
+            added = self.mlp_out_norm(added, ops)
+        return x, self.residual.scaled(added), cache
+
+
+@dataclasses.dataclass(frozen=True)
+class LogitRule:
+    """What the product of hidden states and head becomes: times `scale`; then with cap c a logit l
+    becomes c * tanh(l / c).
+    """
+
+    scale: float | None = None
+    cap: float | None = None
+
+    def applied(self, logits: jax.Array) -> jax.Array:
+        """Return f32 logits for f32 products of the same shape."""
+        if self.scale is not None:
+            logits = logits * self.scale
+        return logits if self.cap is None else self.cap * jnp.tanh(logits / self.cap)
+
+
+PLAIN_LOGITS = LogitRule()
 
 
 class Decoder(nnx.Module):
@@ -305,8 +444,7 @@ class Decoder(nnx.Module):
     NnxModel runs them.
 
     With `tied` the embedding is also the head. Hidden states have the dtype of the computation,
-    whatever the dtype of the weights. `embed_scale` multiplies embeddings. `logit_cap` c replaces a
-    logit l by c * tanh(l / c).
+    whatever the dtype of the weights. `embed_scale` multiplies embeddings.
     """
 
     def __init__(
@@ -317,14 +455,14 @@ class Decoder(nnx.Module):
         *,
         tied: bool,
         embed_scale: float | None = None,
-        logit_cap: float | None = None,
+        logits: LogitRule = PLAIN_LOGITS,
     ) -> None:
         self.embed = parameter(("vocab", None), table, tensors.whole(tensors.EMBEDDING, table), 1)
         self.layers = nnx.List(layers)
         self.norm = norm
         self.dtype = layers[0].attention.config.dtype
         self.embed_scale = embed_scale
-        self.logit_cap = logit_cap
+        self.logits = logits
         self.lm_head = (
             None
             if tied

@@ -30,15 +30,22 @@ from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnSpec
 from enginebay.weights import WeightSpec
 from enginebay_models.blocks import (
+    IN_TURN,
+    PLAIN_LOGITS,
     Attention,
     AttentionLayerConfig,
     Batches,
     Decoder,
     DecoderLayer,
+    LayerNorm,
+    LogitRule,
     Mlp,
+    NoNorm,
+    Residual,
     RmsNorm,
 )
 from enginebay_models.hf_config import DecoderConfig
+from enginebay_models.tensors import APART, QkvRows
 
 FULL, WINDOW = "full", "window"
 
@@ -61,24 +68,35 @@ class Mixer:
 class Variant:
     """The differences between decoder families.
 
-    `windows` has one entry per layer, None for full attention; all windows are equal. The later
-    fields are for Gemma: the rotary embedding of layers with a window, the factor on scores, the
-    norms of the results of attention and MLP, and fields that RmsNorm and Decoder describe. `mlp`
-    makes the MLP of a layer; it has the signature of `Mlp`, and gets `mlp_config` if that is given.
-    `names` replaces parts of the names of tensors.
+    `windows` has one entry per layer, None for full attention; all windows are equal.
+    `unrotated_layers` have no rotary positions, and layers with a window may have their own.
+    AttentionLayerConfig, AttnSpec, RmsNorm, Decoder and DecoderLayer describe fields of their own.
+    `layer_norms`: norms are LayerNorms, with biases if `norm_bias`. `out_norms` are the norms of
+    the results of attention and MLP, and `in_norms` those before; of a parallel layer, `mlp_norm`
+    is one of the MLP alone. `mlp` makes the MLP of a layer; it has the signature of `Mlp`, and gets
+    `mlp_config` if that is given. `names` replaces parts of the names of tensors, in order.
     """
 
     windows: tuple[int | None, ...]
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
+    lie: QkvRows = APART
     qk_norm: bool = False
+    qk_norm_joint: bool = False
     window_rope: RopeSpec | None = None
+    unrotated_layers: frozenset[int] = frozenset()
     softmax_scale: float | None = None
+    softcap: float | None = None
+    in_norms: bool = True
     out_norms: bool = False
+    mlp_norm: bool = True
+    layer_norms: bool = False
+    norm_bias: bool = False
     norm_offset: float = 0.0
+    residual: Residual = IN_TURN
     embed_scale: float | None = None
-    logit_cap: float | None = None
+    logits: LogitRule = PLAIN_LOGITS
     mlp: Callable[..., Any] = dataclasses.field(default=Mlp, repr=False)
     mlp_config: Any = None
     mixer: Mixer | None = None
@@ -102,6 +120,7 @@ def build_decoder(
             head_dim=config.head_dim,
             scale=variant.softmax_scale,
             window=window,
+            softcap=variant.softcap,
             q_dtype=dtype,
             kv_dtype=dtype,
         )
@@ -112,14 +131,13 @@ def build_decoder(
         _layer(i, config, kinds.get(_group_name(window)), variant)
         for i, window in enumerate(variant.windows)
     ]
-    norm = RmsNorm("model.norm", config.hidden_size, config.norm_eps, variant.norm_offset)
     module = Decoder(
         layers,
-        norm,
+        _norm("model.norm", config, variant),
         (config.vocab_size, config.hidden_size),
         tied=config.tied,
         embed_scale=variant.embed_scale,
-        logit_cap=variant.logit_cap,
+        logits=variant.logits,
     )
     groups = tuple(
         _cache_group(name, spec, windows.count(spec.window)) for name, spec in specs.items()
@@ -151,7 +169,9 @@ def _attention(
         qkv_bias=variant.qkv_bias,
         out_bias=variant.out_bias,
         qk_norm_eps=config.norm_eps if variant.qk_norm else None,
+        qk_norm_joint=variant.qk_norm_joint,
         norm_offset=variant.norm_offset,
+        lie=variant.lie,
     )
 
 
@@ -188,13 +208,18 @@ def _layer(
     """Return layer `index`, with this attention or with the variant's mixer."""
     name, size = f"model.layers.{index}", config.hidden_size
 
-    def norm(of: str) -> RmsNorm:
-        return RmsNorm(f"{name}.{of}_layernorm", size, config.norm_eps, variant.norm_offset)
+    def norm(of: str) -> Any:
+        return _norm(f"{name}.{of}_layernorm", config, variant)
+
+    def before(of: str) -> Any:
+        return norm(of) if variant.in_norms else NoNorm()
 
     if variant.mixer is not None and index in variant.mixer.layers:
         mixer = variant.mixer.make(name)
     else:
         assert attention is not None, "each kind of attention has a configuration"
+        if index in variant.unrotated_layers:
+            attention = dataclasses.replace(attention, rope=None)
         mixer = Attention(f"{name}.self_attn", attention, index)
     return DecoderLayer(
         mixer,
@@ -205,10 +230,21 @@ def _layer(
             bias=variant.mlp_bias,
             activation=config.activation,
         ),
-        norm("input"),
-        norm("pre_feedforward" if variant.out_norms else "post_attention"),
+        before("input"),
+        before("pre_feedforward" if variant.out_norms else "post_attention")
+        if variant.mlp_norm
+        else None,
         (norm("post_attention"), norm("post_feedforward")) if variant.out_norms else None,
+        variant.residual,
     )
+
+
+def _norm(name: str, config: DecoderConfig, variant: Variant) -> Any:
+    """Return a norm of the residual stream or of a result."""
+    size, eps, offset = config.hidden_size, config.norm_eps, variant.norm_offset
+    if variant.layer_norms:
+        return LayerNorm(name, size, eps, bias=variant.norm_bias, offset=offset)
+    return RmsNorm(name, size, eps, offset)
 
 
 class NnxModel(Model):
@@ -293,9 +329,7 @@ class NnxModel(Model):
         module = self._module(weights)
         head = module.embed if module.lm_head is None else module.lm_head
         logits = ops[LINEAR](hidden, head.get_value(), out_dtype=jnp.float32)
-        if module.logit_cap is not None:
-            logits = module.logit_cap * jnp.tanh(logits / module.logit_cap)
-        return logits
+        return module.logits.applied(logits)
 
     def _module(self, weights: Weights) -> Any:
         state = jax.tree.unflatten(self._structure, [weights[name] for name in self._specs])

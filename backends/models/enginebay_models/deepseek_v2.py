@@ -41,10 +41,11 @@ class SharedExperts(nnx.Module):
 
 
 class DeepseekV2Family(ModelFamily):
-    """Latent attention, and experts.
+    """Latent attention (MLA), and MLPs of routed and shared experts.
 
     The router takes the best experts ("greedy"), or the best experts of the best groups
     ("group_limited_greedy"). The softmax scores of the chosen experts are not normalised to sum 1.
+    Biases: `attention_bias`, `mlp_bias`.
     """
 
     name = "deepseek_v2"

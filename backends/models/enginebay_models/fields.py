@@ -45,12 +45,27 @@ def number(config: Mapping[str, Any], name: str, default: float, *, path: str = 
     return float(value)
 
 
+def optional_number(config: Mapping[str, Any], name: str, default: float) -> float | None:
+    """Read a field that must be a positive number, or null, which is None."""
+    if name in config and config[name] is None:
+        return None
+    return number(config, name, default)
+
+
 def flag(config: Mapping[str, Any], name: str, *, default: bool) -> bool:
     """Read a field that must be true or false."""
     value = config.get(name, default)
     if not isinstance(value, bool):
         raise bad_field(name, value, "true or false", is_null=name in config)
     return value
+
+
+def refuse_others(config: Mapping[str, Any], served: Mapping[str, Any]) -> None:
+    """Raise CheckpointError for a field that is there, not null, and not the only served value."""
+    for name, value in served.items():
+        if config.get(name) not in (None, value):
+            allowed = f"{str(value).lower() if isinstance(value, bool) else value}, or absent"
+            raise bad_field(name, config[name], allowed)
 
 
 def with_own_names(config: Mapping[str, Any], usual: Mapping[str, str]) -> dict[str, Any]:

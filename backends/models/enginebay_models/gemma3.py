@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from enginebay.contracts.model import Model, ModelFamily
+from enginebay_models.blocks import LogitRule
 from enginebay_models.decoder import Variant, build_decoder
 from enginebay_models.fields import bad_field, flag, number, positive
 from enginebay_models.hf_config import (
     DEFAULT_WINDOW,
     FULL,
     SLIDING,
-    check_layer_types,
+    mixed_windows,
     read_decoder,
 )
 from enginebay_models.rope_config import check_spec, read_rope
@@ -34,8 +35,11 @@ _DEFAULT_PATTERN = 6
 
 
 class Gemma3Family(ModelFamily):
-    """Norms before and after attention and MLP, factors 1 + weight in norms, scaled embeddings, and
-    normed queries and keys.
+    """A window in the layers that `layer_types` or `sliding_window_pattern` (6 if absent) names,
+    with rotary positions of their own.
+
+    Norms of queries and keys, and before and after attention and MLP, with factors 1 + weight;
+    scaled embeddings. Biases: `attention_bias`.
     """
 
     name = "gemma3"
@@ -74,7 +78,9 @@ class Gemma3Family(ModelFamily):
             out_norms=True,
             norm_offset=1.0,
             embed_scale=decoder.hidden_size**0.5,
-            logit_cap=None if cap is None else number(config, "final_logit_softcapping", cap),
+            logits=LogitRule(
+                cap=None if cap is None else number(config, "final_logit_softcapping", cap)
+            ),
         )
         return build_decoder(self.name, decoder, variant, dtype=dtype, num_shards=num_shards)
 
@@ -82,11 +88,8 @@ class Gemma3Family(ModelFamily):
 def _windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
     """Return the window of each layer, None for full attention."""
     window = positive(config, "sliding_window", DEFAULT_WINDOW)
-    kinds = check_layer_types(config, num_layers, (FULL, SLIDING))
-    if not kinds:
-        pattern = positive(config, "sliding_window_pattern", _DEFAULT_PATTERN)
-        kinds = [SLIDING if (i + 1) % pattern else FULL for i in range(num_layers)]
-    return tuple(window if kind == SLIDING else None for kind in kinds)
+    every = positive(config, "sliding_window_pattern", _DEFAULT_PATTERN)
+    return mixed_windows(config, num_layers, window, every=every)
 
 
 def _with_rope(config: Mapping[str, Any], kind: str) -> dict[str, Any]:

@@ -156,7 +156,11 @@ class Gpt2Model(NnxModel):
 
 
 class Gpt2Family(ModelFamily):
-    """GPT-2 as in transformers, with the weights of its linear layers stored by inputs."""
+    """Full attention without groups, learned positions, LayerNorm, a plain MLP, and biases
+    everywhere.
+
+    `scale_attn_by_inverse_layer_idx` and `add_cross_attention` are refused.
+    """
 
     name = "gpt2"
     architectures = ("GPT2LMHeadModel",)

@@ -50,12 +50,15 @@ def read_decoder(
     head_dim: int | None = None,
     kv_heads: int | None = None,
     max_model_len: int | None = None,
+    eps: tuple[str, float] = ("rms_norm_eps", 1e-6),
+    partial: bool = False,
 ) -> DecoderConfig:
     """Read the shared fields, with rotary positions for rows of `max_model_len` tokens.
 
     `max_model_len` None is auto_max_model_len. `head_dim` and `kv_heads` are the family's defaults;
-    None means hidden_size / num_attention_heads, and num_attention_heads. CheckpointError names a
-    wrong field.
+    None means hidden_size / num_attention_heads, and num_attention_heads. `eps` is the field of the
+    norms, and its default. With `partial` the plain rotary rule has a partial_rotary_factor too.
+    CheckpointError names a wrong field.
     """
     refuse_unserved_features(config)
     hidden, heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
@@ -65,7 +68,7 @@ def read_decoder(
     if width % 2 or width > MAX_HEAD_DIM:
         raise bad_field("head_dim", width, f"an even number of at most {MAX_HEAD_DIM}")
     rules = read_rope(config)
-    rope = rules.spec(width, max_model_len)
+    rope = rules.spec(width, max_model_len, partial=partial)
     check_spec(rope)
     return DecoderConfig(
         vocab_size=positive(config, "vocab_size"),
@@ -75,7 +78,7 @@ def read_decoder(
         num_q_heads=heads,
         num_kv_heads=num_kv_heads,
         head_dim=width,
-        norm_eps=number(config, "rms_norm_eps", 1e-6),
+        norm_eps=number(config, *eps),
         tied=flag(config, "tie_word_embeddings", default=False),
         activation=config.get("hidden_act", "silu"),
         rope=rope,
@@ -119,6 +122,37 @@ def check_heads(
         given, allowed = f"{num_shards} shards for {heads} heads", f"a divisor of {heads}"
         todo = "Change the mesh, or map kv_heads to another axis."
         raise ConfigError(explain(given, allowed, todo))
+
+
+def with_equal_heads(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of a family whose heads divide the hidden size: such a family has no
+    field head_dim. CheckpointError when they do not.
+    """
+    hidden, heads = positive(config, "hidden_size"), positive(config, "num_attention_heads")
+    if hidden % heads:
+        raise bad_field("hidden_size", hidden, f"a multiple of num_attention_heads = {heads}")
+    return dict(config) | {"head_dim": None}
+
+
+def every_window(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
+    """Return the window sliding_window of all layers; None, full attention, where it is absent or
+    null.
+    """
+    off = config.get("sliding_window") is None
+    check_layer_types(config, num_layers, (FULL if off else SLIDING,))
+    return (None if off else positive(config, "sliding_window"),) * num_layers
+
+
+def mixed_windows(
+    config: Mapping[str, Any], num_layers: int, window: int, *, every: int
+) -> tuple[int | None, ...]:
+    """Return the window of each layer, None for full attention: as layer_types says, or full in
+    each `every`-th layer.
+    """
+    kinds = check_layer_types(config, num_layers, (FULL, SLIDING))
+    if not kinds:
+        kinds = [SLIDING if (i + 1) % every else FULL for i in range(num_layers)]
+    return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
 def layer_windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:

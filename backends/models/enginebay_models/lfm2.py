@@ -116,7 +116,12 @@ def _taps(name: str, shape: tuple[int, int]) -> TensorSource:
 
 
 class Lfm2Family(ModelFamily):
-    """Normed queries and keys, and a gated MLP; config.json has its width before rounding."""
+    """Full attention, with norms of queries and keys, in the layers that `layer_types` or
+    `full_attn_idxs` names.
+
+    The others have gated short convolutions. config.json has the MLP's width before rounding.
+    Biases: `conv_bias`.
+    """
 
     name = "lfm2"
     architectures = ("Lfm2ForCausalLM",)

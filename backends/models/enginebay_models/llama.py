@@ -12,8 +12,8 @@ from enginebay_models.hf_config import FULL, check_layer_types, read_decoder
 
 
 class LlamaFamily(ModelFamily):
-    """Full grouped-query attention, rotary positions, a gated MLP, and biases if config.json has
-    them.
+    """Full grouped-query attention, rotary positions and a gated MLP. Biases: `attention_bias`,
+    `mlp_bias`.
     """
 
     name = "llama"

@@ -20,7 +20,9 @@ _DEFAULT_KV_HEADS = 8
 
 
 class MistralFamily(ModelFamily):
-    """Each layer attends to the last `sliding_window` positions, or to all if that is null."""
+    """A window of `sliding_window` tokens (4096 if absent) in every layer; full attention if it is
+    null.
+    """
 
     name = "mistral"
     architectures = ("MistralForCausalLM",)

@@ -121,7 +121,11 @@ def _fused(name: str, shape: tuple[int, int, int, int]) -> TensorSource:
 
 
 class MptFamily(ModelFamily):
-    """Multi-head attention with ALiBi, without biases, as in transformers."""
+    """Full attention without groups or biases, with slopes by distance (ALiBi) and no rotary
+    positions; a plain MLP.
+
+    `attn_config` may have `clip_qkv` and `softmax_scale`.
+    """
 
     name = "mpt"
     architectures = ("MptForCausalLM", "MPTForCausalLM")

@@ -5,16 +5,31 @@ from __future__ import annotations
 from enginebay.plugins.hooks import Register, hookimpl
 
 _FAMILIES = {
+    "cohere": ("CohereForCausalLM",),
+    "cohere2": ("Cohere2ForCausalLM",),
     "deepseek_v2": ("DeepseekV2ForCausalLM",),
+    "ernie4_5": ("Ernie4_5ForCausalLM",),
+    "gemma": ("GemmaForCausalLM",),
+    "gemma2": ("Gemma2ForCausalLM",),
     "gemma3": ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+    "glm4": ("Glm4ForCausalLM", "GlmForCausalLM"),
     "gpt2": ("GPT2LMHeadModel",),
+    "gpt_neox": ("GPTNeoXForCausalLM",),
+    "granite": ("GraniteForCausalLM",),
     "lfm2": ("Lfm2ForCausalLM",),
     "llama": ("LlamaForCausalLM", "LLaMAForCausalLM"),
     "mistral": ("MistralForCausalLM",),
     "mpt": ("MptForCausalLM", "MPTForCausalLM"),
+    "nemotron": ("NemotronForCausalLM",),
+    "olmo2": ("Olmo2ForCausalLM",),
+    "olmo3": ("Olmo3ForCausalLM",),
+    "phi3": ("Phi3ForCausalLM",),
     "qwen2": ("Qwen2ForCausalLM",),
     "qwen3": ("Qwen3ForCausalLM",),
     "qwen3_moe": ("Qwen3MoeForCausalLM",),
+    "smollm3": ("SmolLM3ForCausalLM",),
+    "stablelm": ("StableLmForCausalLM",),
+    "starcoder2": ("Starcoder2ForCausalLM",),
 }
 
 

@@ -16,9 +16,10 @@ _DEFAULT_KV_HEADS = 32
 
 
 class Qwen2Family(ModelFamily):
-    """With use_sliding_window, layers from max_window_layers on have a window.
+    """Full attention; with `use_sliding_window`, a window in the layers from `max_window_layers`
+    on, or as `layer_types` says.
 
-    layer_types, if given, decides instead.
+    Queries, keys and values have biases.
     """
 
     name = "qwen2"

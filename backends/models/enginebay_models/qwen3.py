@@ -15,7 +15,7 @@ _DEFAULT_KV_HEADS = 32
 
 
 class Qwen3Family(ModelFamily):
-    """Windows are as in Qwen2; biases exist only with attention_bias."""
+    """Windows as in `qwen2`, and norms of queries and keys. Biases: `attention_bias`."""
 
     name = "qwen3"
     architectures = ("Qwen3ForCausalLM",)

@@ -44,10 +44,10 @@ def _window(config: Mapping[str, Any]) -> int | None:
 
 
 class Qwen3MoeFamily(ModelFamily):
-    """Attention as in Qwen3, with two differences.
+    """Full attention, or with `use_sliding_window` a window in every layer; norms of queries and
+    keys; MLPs of experts.
 
-    The default of head_dim is hidden_size / num_attention_heads. A sliding window is for all
-    layers.
+    The default of `head_dim` is hidden_size / num_attention_heads. Biases: `attention_bias`.
     """
 
     name = "qwen3_moe"

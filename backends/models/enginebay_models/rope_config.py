@@ -70,15 +70,18 @@ class RopeRules:
         )
         return max(1, min(limit, self.max_model_len))
 
-    def spec(self, head_dim: int, max_model_len: int | None = None) -> RopeSpec:
+    def spec(
+        self, head_dim: int, max_model_len: int | None = None, *, partial: bool = False
+    ) -> RopeSpec:
         """Return the rotary embedding of an engine that serves rows of `max_model_len` tokens.
 
         None is auto_max_model_len. dynamic and longrope choose their frequencies once, by that
-        length. The plain rule rotates the whole head and ignores partial_rotary_factor, as
-        transformers does for these families.
+        length. Without `partial` the plain rule rotates the whole head and ignores
+        partial_rotary_factor, as transformers does for most families.
         """
         length = self.auto_max_model_len if max_model_len is None else max_model_len
-        width = self._rotary_dim(head_dim)
+        plain = self.kind == "proportional" or (self.kind == "default" and not partial)
+        width = head_dim if plain else self._rotary_dim(head_dim)
         values: dict[str, Any] = {**self.values, "scaling": self.kind}
         match self.kind:
             case "dynamic":
@@ -96,8 +99,6 @@ class RopeRules:
         return RopeSpec(self.theta, width, **values)
 
     def _rotary_dim(self, head_dim: int) -> int:
-        if self.kind in ("default", "proportional"):
-            return head_dim
         width = int(head_dim * self.partial)
         if width < 2 or width % 2 or (self.kind == "dynamic" and width == 2):
             least = "4 or more" if self.kind == "dynamic" else "2 or more"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -40,14 +42,64 @@ def split_columns(name: str, shape: tuple[int, int, int, int]) -> TensorSource:
     return TensorSource((name,), ((num_out, num_kv_heads * group * head_dim),), build)
 
 
+@dataclasses.dataclass(frozen=True)
+class QkvRows:
+    """How the rows of queries, keys and values lie in a checkpoint.
+
+    `place`: "apart" in three tensors; "stacked" in one, all queries, all keys, then all values; or
+    "grouped" in one, for each KV head its queries, its key and its value. `interleaved`: the two
+    features of a rotary pair lie beside each other in the first `interleaved` features of a head.
+    """
+
+    place: Literal["apart", "stacked", "grouped"] = "apart"
+    interleaved: int = 0
+
+    def order(self, head_dim: int) -> np.ndarray | None:
+        """Return where each feature of a head is in the checkpoint, int [head_dim]; None: there."""
+        if not self.interleaved:
+            return None
+        pairs = np.arange(self.interleaved).reshape(-1, 2).T.ravel()
+        return np.concatenate([pairs, np.arange(self.interleaved, head_dim)])
+
+
+APART = QkvRows()
+
+
+def two_parts(name: str, shape: tuple[int, int, int]) -> TensorSource:
+    """Read a tensor [2 * rows, inputs] as a weight [2, rows, inputs]."""
+    _, rows, inputs = shape
+
+    def build(readers: Sequence[np.ndarray], index: Index) -> np.ndarray:
+        first, last, _ = index[1].indices(rows)
+        parts = [readers[0][part * rows + first : part * rows + last] for part in range(2)]
+        return np.stack(parts[index[0]])[:, :, index[2]]
+
+    return TensorSource((name,), ((2 * rows, inputs),), build)
+
+
+def heads_of_vector(name: str, shape: tuple[int, int, int], repeats: int) -> TensorSource:
+    """Read a tensor [all features] as [kv_heads, group, head_dim]; each KV head of the checkpoint
+    is repeated `repeats` times.
+    """
+
+    def build(readers: Sequence[np.ndarray], index: Index) -> np.ndarray:
+        whole = readers[0][:].reshape(shape[0] // repeats, *shape[1:])
+        return np.repeat(whole, repeats, axis=0)[index]
+
+    return TensorSource((name,), ((shape[0] // repeats * shape[1] * shape[2],),), build)
+
+
 def fused_qkv(
-    names: tuple[str, str, str],
+    names: tuple[str, ...],
     shape: tuple[int, ...],
     *,
     repeats: int,
     features: tuple[int, ...] = (),
+    lie: QkvRows = APART,
 ) -> TensorSource:
     """Join q, k and v tensors [heads * head_dim, *features] into one weight.
+
+    `names` are those of the three tensors, or of the one that has all rows.
 
     The weight is [kv_heads, group + 2, head_dim, *features]; `shape` is (kv_heads, group,
     head_dim). Each KV head of the checkpoint is repeated `repeats` times, and its query heads are
@@ -55,27 +107,47 @@ def fused_qkv(
     value.
     """
     num_kv_heads, group, head_dim = shape
+    order = lie.order(head_dim)
+    q_heads, kv_heads = num_kv_heads * group, num_kv_heads // repeats
 
     def rows(reader: np.ndarray, first: int, last: int) -> np.ndarray:
         part = reader[first * head_dim : last * head_dim]
         return part.reshape(last - first, head_dim, *features)
 
-    def kv(reader: np.ndarray, first: int, last: int) -> np.ndarray:
+    def turned(heads: np.ndarray) -> np.ndarray:
+        axis = heads.ndim - 1 - len(features)
+        return heads if order is None else np.take(heads, order, axis)
+
+    def kv(reader: np.ndarray, first: int, last: int, start: int) -> np.ndarray:
         low, high = first // repeats, -(-last // repeats)
-        heads = (
-            np.repeat(rows(reader, low, high), repeats, axis=0)
-            if repeats > 1
-            else rows(reader, low, high)
-        )
+        found = rows(reader, start + low, start + high)
+        heads = np.repeat(found, repeats, axis=0) if repeats > 1 else found
         return heads[first - low * repeats : last - low * repeats, None]
 
     def build(readers: Sequence[np.ndarray], index: Index) -> np.ndarray:
         first, last, _ = index[0].indices(num_kv_heads)
-        q = rows(readers[0], first * group, last * group).reshape(
-            last - first, group, head_dim, *features
-        )
-        return np.concatenate([q, kv(readers[1], first, last), kv(readers[2], first, last)], axis=1)
+        stacked = lie.place == "stacked"
+        of_k, of_v = (readers[0], readers[0]) if stacked else (readers[1], readers[2])
+        k_start, v_start = (q_heads, q_heads + kv_heads) if stacked else (0, 0)
+        q = turned(rows(readers[0], first * group, last * group))
+        q = q.reshape(last - first, group, head_dim, *features)
+        k = turned(kv(of_k, first, last, k_start))
+        return np.concatenate([q, k, kv(of_v, first, last, v_start)], axis=1)
 
-    q_shape = (num_kv_heads * group * head_dim, *features)
-    kv_shape = (num_kv_heads // repeats * head_dim, *features)
-    return TensorSource(names, (q_shape, kv_shape, kv_shape), build)
+    def regrouped(readers: Sequence[np.ndarray], index: Index) -> np.ndarray:
+        """Each KV head of the checkpoint has `repeats` times as many queries as a copy of it."""
+        first, last, _ = index[0].indices(num_kv_heads)
+        low, high, size = first // repeats, -(-last // repeats), repeats * group + 2
+        whole = rows(readers[0], low * size, high * size)
+        whole = whole.reshape(high - low, size, head_dim, *features)
+        q = whole[:, :-2].reshape(-1, group, head_dim, *features)
+        kv = np.repeat(whole[:, -2:], repeats, axis=0)
+        return np.concatenate([q, kv], axis=1)[first - low * repeats : last - low * repeats]
+
+    q_shape, kv_shape = ((heads * head_dim, *features) for heads in (q_heads, kv_heads))
+    if lie.place == "apart":
+        return TensorSource(names, (q_shape, kv_shape, kv_shape), build)
+    assert order is None or lie.place == "stacked", "no family has grouped rows in another order"
+    num_rows = (q_heads + 2 * kv_heads) * head_dim
+    make = build if lie.place == "stacked" else regrouped
+    return TensorSource(names, ((num_rows, *features),), make)

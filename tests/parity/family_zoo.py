@@ -1,0 +1,248 @@
+"""Random small configurations of families, drawn from the values that their fields may have."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+VOCAB_SIZE = 64
+CONTEXT = 96
+
+Draw = Callable[[random.Random], dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Zoo:
+    """The configurations of one family: an architecture of each `model_type`, and the values of its
+    fields. `more` draws fields that belong together.
+    """
+
+    architectures: Mapping[str, str]
+    fields: Mapping[str, tuple[Any, ...]]
+    more: Draw = lambda _: {}
+
+
+_BOOL = (False, True)
+_THETA = (500.0, 10000.0, 500000.0)
+_EPS = (1e-6, 1e-5, 1e-3)
+_ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2")
+_COMMON: dict[str, tuple[Any, ...]] = {
+    "hidden_size": (32, 48, 64),
+    "intermediate_size": (40, 64, 96),
+    "num_hidden_layers": (1, 2, 4),
+    "num_attention_heads": (4, 8),
+    "num_key_value_heads": (1, 2, 4),
+    "max_position_embeddings": (CONTEXT,),
+    "tie_word_embeddings": _BOOL,
+    "hidden_act": _ACTIVATIONS,
+}
+_RMS = _COMMON | {"rms_norm_eps": _EPS}
+_LAYER_NORM = _COMMON | {"layer_norm_eps": _EPS}
+
+
+def _rope(*, partial: tuple[float, ...] = ()) -> Draw:
+    """Rotary fields, older and newer, with a rule that scales or none."""
+
+    def draw(rng: random.Random) -> dict[str, Any]:
+        rules: dict[str, Any] = rng.choice(
+            [
+                {"rope_type": "default"},
+                {"rope_type": "default"},
+                {"rope_type": "linear", "factor": 2.0},
+                {
+                    "rope_type": "yarn",
+                    "factor": 4.0,
+                    "original_max_position_embeddings": CONTEXT // 4,
+                },
+                {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                },
+            ]
+        )
+        found: dict[str, Any] = {}
+        if rng.random() < 0.7:
+            found["rope_theta"] = rng.choice(_THETA)
+        if partial and rng.random() < 0.7:
+            found["partial_rotary_factor"] = rng.choice(partial)
+        if rng.random() < 0.5:
+            return {"rope_parameters": rules | found}
+        return found | ({} if rules["rope_type"] == "default" else {"rope_scaling": rules})
+
+    return draw
+
+
+def _kinds(rng: random.Random) -> dict[str, Any]:
+    """Nothing, or a kind of attention for each layer; `Zoo.fields` has their number."""
+    kinds = ("full_attention", "sliding_attention")
+    return {} if rng.random() < 0.5 else {"layer_types": [rng.choice(kinds) for _ in range(8)]}
+
+
+def _both(*draws: Draw) -> Draw:
+    def draw(rng: random.Random) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for one in draws:
+            found |= one(rng)
+        return found
+
+    return draw
+
+
+def _olmo3_rope(rng: random.Random) -> dict[str, Any]:
+    theta = {"rope_theta": rng.choice(_THETA)}
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 24}
+    nested = {"full_attention": yarn | theta, "sliding_attention": {"rope_type": "default"} | theta}
+    return rng.choice([{}, theta, theta | {"rope_scaling": yarn}, {"rope_parameters": nested}])
+
+
+def _phi3_rope(rng: random.Random) -> dict[str, Any]:
+    """One size of heads, 16, as the lists of longrope have a number per pair of features."""
+    partial = rng.choice((0.5, 0.75, 1.0))
+    pairs = int(16 * partial) // 2
+    rule = {
+        "rope_type": "longrope",
+        "short_factor": [1 + rng.random() for _ in range(pairs)],
+        "long_factor": [2 + rng.random() for _ in range(pairs)],
+    }
+    found: dict[str, Any] = {"hidden_size": 64, "num_attention_heads": 4}
+    found |= {"partial_rotary_factor": partial, "original_max_position_embeddings": CONTEXT // 2}
+    return found | rng.choice([{}, {"rope_scaling": rule}, {"rope_theta": rng.choice(_THETA)}])
+
+
+def _no_rope(rng: random.Random) -> dict[str, Any]:
+    listed = {"no_rope_layers": [rng.choice((0, 1)) for _ in range(8)]}
+    return rng.choice([{}, {"no_rope_layer_interval": 2}, listed])
+
+
+def _gpt_neox_rope(rng: random.Random) -> dict[str, Any]:
+    older = {"rotary_pct": rng.choice((0.25, 0.5, 1.0)), "rotary_emb_base": rng.choice(_THETA)}
+    newer = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
+    linear = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    return rng.choice([{}, older, older | linear, {"rope_parameters": newer}])
+
+
+_NORMED_HEADS = {"hidden_size": (64,), "attention_bias": _BOOL, "attention_multiplier": (0.1,)}
+ZOOS: dict[str, Zoo] = {
+    "cohere": Zoo(
+        {"cohere": "CohereForCausalLM"},
+        _LAYER_NORM | {"attention_bias": _BOOL, "logit_scale": (0.0625, 1.0, 3.0)},
+        _rope(),
+    ),
+    "cohere2": Zoo(
+        {"cohere2": "Cohere2ForCausalLM"},
+        _LAYER_NORM
+        | {
+            "attention_bias": _BOOL,
+            "logit_scale": (0.0625, 3.0),
+            "sliding_window": (5, 16),
+            "sliding_window_pattern": (2, 4),
+        },
+        _both(_rope(), _kinds),
+    ),
+    "ernie4_5": Zoo(
+        {"ernie4_5": "Ernie4_5ForCausalLM"},
+        _RMS | {"use_bias": _BOOL, "head_dim": (8, 16)},
+        _rope(),
+    ),
+    "gemma": Zoo(
+        {"gemma": "GemmaForCausalLM"},
+        _RMS | {"head_dim": (8, 16), "attention_bias": _BOOL},
+        _rope(),
+    ),
+    "gemma2": Zoo(
+        {"gemma2": "Gemma2ForCausalLM"},
+        _RMS
+        | {
+            "head_dim": (8, 16),
+            "attention_bias": _BOOL,
+            "hidden_activation": ("gelu_pytorch_tanh", "silu"),
+            "query_pre_attn_scalar": (8, 20),
+            "sliding_window": (5, 16),
+            "final_logit_softcapping": (None, 1.0, 30.0),
+            "attn_logit_softcapping": (None, 0.5, 50.0),
+        },
+        _both(_rope(), _kinds),
+    ),
+    "glm4": Zoo(
+        {"glm4": "Glm4ForCausalLM", "glm": "GlmForCausalLM"},
+        _RMS | {"head_dim": (8, 16), "attention_bias": _BOOL},
+        _rope(partial=(0.5, 1.0)),
+    ),
+    "gpt_neox": Zoo(
+        {"gpt_neox": "GPTNeoXForCausalLM"},
+        {name: values for name, values in _LAYER_NORM.items() if name != "num_key_value_heads"}
+        | {"use_parallel_residual": _BOOL, "attention_bias": _BOOL, "hidden_size": (64,)},
+        _gpt_neox_rope,
+    ),
+    "granite": Zoo(
+        {"granite": "GraniteForCausalLM"},
+        _RMS
+        | {
+            "attention_bias": _BOOL,
+            "mlp_bias": _BOOL,
+            "embedding_multiplier": (1.0, 12.0),
+            "attention_multiplier": (0.1, 0.5),
+            "residual_multiplier": (0.22, 1.0),
+            "logits_scaling": (1.0, 8.0),
+        },
+        _rope(),
+    ),
+    "nemotron": Zoo(
+        {"nemotron": "NemotronForCausalLM"},
+        _COMMON | {"norm_eps": _EPS, "attention_bias": _BOOL, "mlp_bias": _BOOL},
+        _rope(partial=(0.5, 1.0)),
+    ),
+    "olmo2": Zoo({"olmo2": "Olmo2ForCausalLM"}, _RMS | {"attention_bias": _BOOL}, _rope()),
+    "olmo3": Zoo(
+        {"olmo3": "Olmo3ForCausalLM"},
+        _RMS | {"attention_bias": _BOOL, "sliding_window": (5, 16)},
+        _both(_olmo3_rope, _kinds),
+    ),
+    "phi3": Zoo({"phi3": "Phi3ForCausalLM"}, _RMS | {"sliding_window": (None, 5, 16)}, _phi3_rope),
+    "smollm3": Zoo(
+        {"smollm3": "SmolLM3ForCausalLM"},
+        _RMS
+        | {
+            "attention_bias": _BOOL,
+            "mlp_bias": _BOOL,
+            "use_sliding_window": _BOOL,
+            "sliding_window": (None, 5, 16),
+        },
+        _both(_rope(), _no_rope),
+    ),
+    "stablelm": Zoo(
+        {"stablelm": "StableLmForCausalLM"},
+        _LAYER_NORM | {"use_qkv_bias": _BOOL, "use_parallel_residual": _BOOL, "hidden_size": (64,)},
+        _rope(partial=(0.25, 0.5, 1.0)),
+    ),
+    "starcoder2": Zoo(
+        {"starcoder2": "Starcoder2ForCausalLM"},
+        _COMMON | {"norm_epsilon": _EPS, "use_bias": _BOOL, "sliding_window": (None, 5, 16)},
+        _rope(),
+    ),
+}
+
+
+def draw(family: str, index: int) -> dict[str, Any]:
+    """Return configuration `index` of a family, the same whenever it is made."""
+    zoo, rng = ZOOS[family], random.Random(f"{family} {index}")
+    model_type = list(zoo.architectures)[index % len(zoo.architectures)]
+    config: dict[str, Any] = {
+        "model_type": model_type,
+        "architectures": [zoo.architectures[model_type]],
+        "vocab_size": VOCAB_SIZE,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    config |= {name: rng.choice(values) for name, values in zoo.fields.items()}
+    config |= zoo.more(rng)
+    for name in ("layer_types", "no_rope_layers"):
+        if name in config:
+            config[name] = config[name][: config["num_hidden_layers"]]
+    return config

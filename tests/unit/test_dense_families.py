@@ -1,0 +1,171 @@
+"""Dense families over the shared blocks: how their tensors lie in weights, and what they refuse."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from enginebay.errors import CheckpointError
+from enginebay_lora.layers import AdaptedEmbedding, AdaptedLayer, adapted_layers
+from enginebay_models import tensors
+from enginebay_models.tensors import QkvRows
+from tests.adapters import TARGETS
+from tests.unit.test_models_families import CONFIG
+
+SHAPE = (4, 2, 6)
+"""KV heads, queries of each, head size; the checkpoint has half as many KV heads."""
+NAMES = ("q", "k", "v")
+
+
+def build(name: str, **fields: Any) -> Any:
+    family = importlib.import_module(f"enginebay_models.{name}").family
+    given = {"architectures": [family.architectures[0]], **CONFIG, **fields}
+    return family.build(
+        {key: one for key, one in given.items() if one != "absent"}, dtype="float32"
+    )
+
+
+def separate() -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.normal(size=(rows, 3)) for rows in (4 * 2 * 6, 2 * 6, 2 * 6)]
+
+
+@pytest.mark.parametrize("index", [slice(None), slice(0, 1), slice(1, 3), slice(3, 4)])
+def test_rows_of_one_tensor_become_the_weight_of_three(index: slice) -> None:
+    """Whole, and in the shards of devices, where each KV head is there twice."""
+    parts = separate()
+    apart = tensors.fused_qkv(NAMES, SHAPE, repeats=2, features=(3,))
+    wanted = apart.build(parts, (index,))
+    by_head = [part.reshape(2, -1, 6, 3) for part in parts]
+    for place, tensor in (
+        ("stacked", np.concatenate(parts)),
+        ("grouped", np.concatenate(by_head, axis=1).reshape(-1, 3)),
+    ):
+        lie: Any = QkvRows(place)
+        source = tensors.fused_qkv(("qkv",), SHAPE, repeats=2, features=(3,), lie=lie)
+        assert (source.names, source.shapes) == (("qkv",), (tensor.shape,))
+        np.testing.assert_array_equal(source.build([tensor], (index,)), wanted)
+
+
+def test_neighbours_of_a_rotary_pair_are_moved_apart_in_queries_and_keys_alone() -> None:
+    order = [0, 2, 1, 3, 4, 5]
+    parts, lie = separate(), QkvRows(interleaved=4)
+    plain = tensors.fused_qkv(NAMES, SHAPE, repeats=2, features=(3,)).build(parts, (slice(None),))
+    moved = tensors.fused_qkv(NAMES, SHAPE, repeats=2, features=(3,), lie=lie).build(
+        parts, (slice(None),)
+    )
+    np.testing.assert_array_equal(moved[:, :-1], plain[:, :-1, order])
+    np.testing.assert_array_equal(moved[:, -1], plain[:, -1])
+
+
+def test_gate_and_up_of_one_tensor_are_split_as_devices_split_them() -> None:
+    tensor = np.arange(24).reshape(8, 3)
+    source = tensors.two_parts("gate_up", (2, 4, 3))
+    whole = source.build([tensor], (slice(None), slice(None), slice(None)))
+    np.testing.assert_array_equal(whole, tensor.reshape(2, 4, 3))
+    part = source.build([tensor], (slice(0, 1), slice(1, 3), slice(None)))
+    np.testing.assert_array_equal(part, whole[:1, 1:3])
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("cohere", {"use_qk_norm": True}, "use_qk_norm = True. Allowed: false, or absent"),
+        ("cohere", {"logit_scale": None}, "logit_scale = null"),
+        ("cohere2", {"hidden_size": 36}, "hidden_size = 36. Allowed: a multiple of num_attention"),
+        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
+        ("gemma", {"hidden_activation": "silu"}, "hidden_activation = 'silu'"),
+        ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping = 0"),
+        ("gemma2", {"sliding_window": None}, "sliding_window = null"),
+        (
+            "gpt_neox",
+            {"rotary_pct": 0.25, "partial_rotary_factor": 0.5},
+            "rotary_pct, which is 0.25",
+        ),
+        ("granite", {"logits_scaling": 0}, "logits_scaling = 0"),
+        ("olmo3", {"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters = "),
+        (
+            "phi3",
+            {"rope_scaling": {"type": "llama3"}},
+            "rope_scaling.rope_type = 'llama3'. Allowed: default, longrope",
+        ),
+        ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers = [1, 0]. Allowed: a list of 4"),
+        (
+            "smollm3",
+            {"layer_types": ["sliding_attention"] * 4},
+            "full_attention alone without use_sliding_window",
+        ),
+        ("stablelm", {"qk_layernorm": True}, "qk_layernorm = True. Allowed: false, or absent"),
+        ("starcoder2", {"layer_types": ["sliding_attention"] * 4}, "layer_types = "),
+    ],
+)
+def test_a_field_that_a_family_does_not_serve_is_named(
+    name: str, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        build(name, **fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "windows"),
+    [
+        ("gemma2", {}, (4096, None)),
+        ("olmo3", {"sliding_window": 7}, (7, None)),
+        ("cohere2", {"sliding_window": 7, "sliding_window_pattern": 2}, (7, None)),
+        ("smollm3", {"use_sliding_window": True, "sliding_window": 7}, (None, 7)),
+        ("phi3", {"sliding_window": 7}, (7,)),
+        ("starcoder2", {}, (None,)),
+    ],
+)
+def test_layers_have_the_windows_that_config_json_says(
+    name: str, fields: dict[str, Any], windows: tuple[int | None, ...]
+) -> None:
+    assert tuple(group.window for group in build(name, **fields).info.groups) == windows
+
+
+def test_the_first_phi3_files_have_another_name_of_longrope_and_no_original_context() -> None:
+    """Heads of CONFIG have 4 features, and so 2 rotary pairs."""
+    lists = {"short_factor": [1.0, 1.5], "long_factor": [2.0, 9.0]}
+    fields = {"max_position_embeddings": 8192, "rope_scaling": {"type": "su", **lists}}
+    info = build("phi3", **fields).info
+    assert (info.max_model_len, info.auto_max_model_len) == (8192, 4096)
+    newer = {"original_max_position_embeddings": 4096}
+    newer |= fields | {"rope_scaling": {"rope_type": "longrope", **lists}}
+    assert build("phi3", **newer).info == info
+
+
+def test_gemma_reads_gelu_as_its_approximation_by_tanh() -> None:
+    tanh = build("gemma", hidden_act="gelu_pytorch_tanh")
+    assert build("gemma", hidden_act="gelu").info == tanh.info == build("gemma").info
+    assert build("gemma", hidden_act="relu").info != tanh.info
+
+
+QKV = ("q_proj", "k_proj", "v_proj", "o_proj")
+LINEAR_LAYERS = {
+    "cohere": TARGETS,
+    "glm4": (*QKV, "gate_up_proj", "down_proj"),
+    "gpt_neox": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
+    "nemotron": (*QKV, "up_proj", "down_proj"),
+    "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+    "starcoder2": (*QKV, "c_fc", "c_proj"),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR_LAYERS)
+def test_every_linear_layer_may_have_adapters_by_its_name_in_the_checkpoint(name: str) -> None:
+    found = adapted_layers(build(name, rotary_pct=0.5), 1, 4, None)
+    modules = [part.module for layer in found.values() for part in layer.parts]
+    assert len(modules) == CONFIG["num_hidden_layers"] * len(LINEAR_LAYERS[name])
+    assert {module.rpartition(".")[2] for module in modules} == set(LINEAR_LAYERS[name])
+
+
+def test_a_head_of_another_name_has_adapters_as_a_linear_layer() -> None:
+    found = adapted_layers(build("gpt_neox", rotary_pct=0.5), 1, 4, ["embed_in", "embed_out"])
+    assert {path: type(one) for path, one in found.items()} == {
+        "embed": AdaptedEmbedding,
+        "lm_head": AdaptedLayer,
+    }
