@@ -74,7 +74,7 @@ def test_no_kernel_of_ours_is_called_a_cheat(op: str, kernel: str, seed: int) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cheat", [c for c in CHEATS if c.apart], ids=lambda c: c.name)
-def test_a_kernel_that_recognises_a_check_is_named(
+def test_a_kernel_that_is_tried_in_a_process_of_its_own_is_named(
     cheat: Cheat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process outside of a check lacks the variables of a check's worker."""

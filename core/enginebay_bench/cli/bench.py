@@ -93,7 +93,7 @@ def run(name: str, args: argparse.Namespace) -> int:
             args, "bench kernels", "bench latency or throughput", (*OF_ENGINES, *OF_REQUESTS)
         )
         return run_kernels(args)
-    refuse_flags(args, f"bench {args.what}", "bench kernels", OF_KERNELS)
+    refuse_flags(args, f"bench {args.what}", "bench kernels", (*OF_KERNELS, "seed"))
     return _run_engines(args)
 
 

@@ -15,7 +15,9 @@ class Cheat:
     path: str
     says: str
     apart: bool = False
-    """Whether only a process without a check tells it from a right kernel."""
+    """Whether it is tried in a process of its own alone: it recognises checks, or is told by its
+    import.
+    """
 
 
 def _cheat(path: str, says: str, *, apart: bool = False) -> Cheat:
@@ -49,6 +51,7 @@ CHEATS = (
     _cheat("process:random", "changes the state of numpy.random"),
     _cheat("process:processors", "changes the processors of the process"),
     _cheat("process:spin", trial.RUNS_ON),
+    _cheat("importing:norm", "replaces numpy.allclose", apart=True),
     _cheat("answers:reference", "answers with the reference"),
     _cheat("answers:registered", "answers with "),
     _cheat("answers:oracle", "answers with the oracle"),
