@@ -30,6 +30,10 @@ class VariantError(EnginebayError):
     """The program of a variant failed, ended, took too long, or gave a wrong answer."""
 
 
+class KernelCheatError(VariantError):
+    """A kernel of a variant cheats."""
+
+
 class VariantProcess:
     """Runs a variant's program. A limit of seconds holds for the start and for each run; what
     takes longer is ended, with all that it has started.
