@@ -6,6 +6,8 @@ import dataclasses
 
 from enginebay_testing import trial
 
+COMMANDS = ("check", "bench", "tune", "compare")
+
 
 @dataclasses.dataclass(frozen=True)
 class Cheat:
@@ -18,11 +20,15 @@ class Cheat:
     """Whether it is tried in a process of its own alone: it recognises checks, or is told by its
     import.
     """
+    meets: tuple[str, ...] = COMMANDS
+    """The commands that can meet it: the others do not use what it changes or looks at."""
 
 
-def _cheat(path: str, says: str, *, apart: bool = False) -> Cheat:
+def _cheat(
+    path: str, says: str, *, apart: bool = False, meets: tuple[str, ...] = COMMANDS
+) -> Cheat:
     name = path.replace(":", "_")
-    return Cheat(name, f"tests.zoo.cheats.{path}", says, apart)
+    return Cheat(name, f"tests.zoo.cheats.{path}", says, apart, meets)
 
 
 CHEATS = (
@@ -45,7 +51,11 @@ CHEATS = (
     _cheat("process:flatnonzero", "replaces numpy.flatnonzero"),
     _cheat("process:tolerance", "replaces enginebay.ops"),
     _cheat("process:clock", "replaces time.perf_counter"),
-    _cheat("process:bench_clock", "replaces enginebay_bench.timing.statistics"),
+    _cheat(
+        "process:bench_clock",
+        "replaces enginebay_bench.timing.statistics",
+        meets=("bench", "tune"),
+    ),
     _cheat("process:wait", "replaces jax.block_until_ready"),
     _cheat("process:square", "replaces jax.numpy.square"),
     _cheat("process:random", "changes the state of numpy.random"),
@@ -58,5 +68,5 @@ CHEATS = (
     _cheat("answers:memory", trial.MEMORY),
     _cheat("answers:modules", trial.OTHERWISE, apart=True),
     _cheat("answers:stack", trial.OTHERWISE, apart=True),
-    _cheat("answers:environment", trial.OTHERWISE, apart=True),
+    _cheat("answers:environment", trial.OTHERWISE, apart=True, meets=("check",)),
 )
