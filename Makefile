@@ -155,6 +155,10 @@ mutants: env-test ## plant faults into ten modules, and report which their tests
 zoo: env-test ## faulty kernels, each a line away from a right one: how many a check finds (ZOO_ARGS="--half A")
 	@$(BIN)/python -m tests.zoo --jobs $(N) --out build/zoo.json $(ZOO_ARGS)
 
+.PHONY: zoo-cheats
+zoo-cheats: env-test ## kernels that cheat, which check, bench, tune and compare must name
+	@$(BIN)/python -m tests.zoo.cheats --jobs $(N) --docs docs/checking.md
+
 .PHONY: zoo-right
 zoo-right: env-test ## right kernels in five seeds, of which a check must refuse none (ZOO_ARGS="--op linear --seeds 20")
 	@$(BIN)/python -m tests.zoo --right --jobs $(N) --out build/right.json $(ZOO_ARGS)

@@ -166,7 +166,7 @@ def _problem(name: str, rows: _Rows, setting: BenchSetting) -> Problem:
         name=name,
         cost=attention_cost(spec, rows.q_lens, rows.kv_lens, kv_bytes=kv_bytes, q_bytes=item),
         num_bytes=layout.num_bytes() + bucket.tokens * token_bytes,
-        make=functools.partial(_make, rows),
+        make=functools.partial(_make, rows, setting.seed),
         bind=functools.partial(_bind, rows, setting),
         check=functools.partial(_check, rows),
         why_not=lambda impl: impl.caps.why_not(setting.env, spec, bucket, layout),
@@ -192,17 +192,17 @@ def _bind(rows: _Rows, setting: BenchSetting, impl: Any, config: Any) -> StepFun
     return step
 
 
-def _make(rows: _Rows, poison: float) -> Inputs:
+def _make(rows: _Rows, seed: int, poison: float) -> Inputs:
     spec, bucket, layout = rows.spec, rows.bucket, rows.layout
     starts, (places, token_rows, positions) = rows.starts, rows.tokens()
     shape = (int(starts[-1]), spec.num_kv_heads, spec.head_dim)
-    keys, values = (noise(shape, spec.kv_dtype, seed) for seed in (1, 2))
+    keys, values = (noise(shape, spec.kv_dtype, seed, i) for i in (1, 2))
     fresh = starts[token_rows] + positions
     q = np.full((bucket.tokens, spec.num_q_heads, spec.head_dim), poison).astype(
         jnp.dtype(spec.q_dtype)
     )
     k, v = np.full((2, bucket.tokens, *shape[1:]), poison).astype(jnp.dtype(spec.kv_dtype))
-    q[places] = noise((places.size, *q.shape[1:]), spec.q_dtype, 3)
+    q[places] = noise((places.size, *q.shape[1:]), spec.q_dtype, seed, 3)
     k[places], v[places] = keys[fresh], values[fresh]
     table, slots = _tables(rows)
     slots[fresh] = -1  # the step itself writes these slots

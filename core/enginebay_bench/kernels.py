@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from enginebay.ops.op import Op
 from enginebay.ops.select import Candidate
@@ -21,7 +22,7 @@ from enginebay_bench.problem import (
     Parity,
     Problem,
     asked_for,
-    bench_of,
+    problems_of,
     with_config,
 )
 from enginebay_bench.roofline import Roofline
@@ -34,6 +35,7 @@ from enginebay_bench.timing import (
     num_sets,
     time_in_turn,
 )
+from enginebay_testing.trial import FIRST, WRITES
 
 COPIES_TO_CHECK = 6
 """Sets of inputs that a check holds at once: on the host, poisoned, donated, expected, returned."""
@@ -41,6 +43,9 @@ COPIES_TO_CHECK = 6
 POISON = float("nan")
 WRONG = "wrong"
 """Start of the reason why a configuration with a wrong result is not timed."""
+
+CHEAT = "cheat"
+"""Start of the reason why a kernel that cheats has no figures."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +95,7 @@ def measure_shape(
     bench: Bench, op: Op[Any], shape: Shape, setting: BenchSetting, candidates: Sequence[Candidate]
 ) -> list[Figure]:
     """Return a figure per implementation, in candidate order, for each problem that it serves."""
-    problems = bench_of(op).problems(shape, setting)
+    problems = problems_of(op, shape, setting)
     figure = Figure(op.name, shape.name, setting.dtype, "")
     reason = why_not_measured(problems[0], bench, setting.dtype)
     refused: dict[str, str] = {}
@@ -153,6 +158,12 @@ def _figures(figure: Figure, problem: Problem, parity: Parity, timing: Timing) -
     )
 
 
+def is_faulty(figure: Figure) -> bool:
+    """Whether an implementation is wrong or cheats."""
+    is_wrong = figure.parity is not None and not figure.parity.is_right
+    return is_wrong or (figure.reason or "").startswith(CHEAT)
+
+
 def judged(figure: Figure, roofline: Roofline) -> Figure:
     """Return the figure with its share of the roofline and its bound."""
     if figure.timing is None or figure.cost is None:
@@ -196,6 +207,7 @@ def run_contestants(
     with jax.default_device(bench.device):
         for problem, group in _by_problem(contestants):
             inputs = problem.make(POISON)
+            kept = _copied(inputs)
             for contestant in group:
                 try:
                     step = compile_step(contestant, inputs, bench.options)
@@ -204,6 +216,10 @@ def run_contestants(
                     failed[contestant.label] = " ".join(f"{type(error).__name__}: {error}".split())[
                         :300
                     ]
+                    continue
+                if _are_changed(inputs, kept):
+                    failed[contestant.label] = f"{CHEAT}: {WRITES}"
+                    inputs = problem.make(POISON)
                     continue
                 if only_right and not parity.is_right:
                     failed[contestant.label] = (
@@ -220,7 +236,39 @@ def run_contestants(
         timings = time_in_turn(
             steps, rotations, bench.rounds, drop_slower_than=drop_slower_than, groups=groups
         )
-    return failed | {label: (parities[label], timing) for label, timing in timings.items()}
+        for problem, group in _by_problem([c for c in contestants if c.label in timings]):
+            for contestant in group:
+                label = contestant.label
+                why = _why_not_believed(steps[label], problem) if parities[label].is_right else None
+                if why is not None:
+                    failed[label] = why
+    good = {label: (parities[label], timing) for label, timing in timings.items()}
+    return good | failed
+
+
+def _why_not_believed(step: Any, problem: Problem) -> str | None:
+    """Return how a step cheats that was right before it was timed, or None: it runs once more, on
+    other numbers, and may not change them.
+    """
+    if problem.other is None:
+        return None
+    inputs = problem.other.make(POISON)
+    kept = _copied(inputs)
+    parity = _parity(step, problem.other, inputs)
+    if _are_changed(inputs, kept):
+        return f"{CHEAT}: {WRITES}"
+    return None if parity.is_right else f"{CHEAT}: {FIRST}"
+
+
+def _copied(inputs: Inputs) -> list[np.ndarray]:
+    return [np.array(array) for array in jax.tree.leaves(inputs.arrays)]
+
+
+def _are_changed(inputs: Inputs, kept: Sequence[np.ndarray]) -> bool:
+    """Whether the inputs, without the state, differ from copies in any bit."""
+    pairs = zip(jax.tree.leaves(inputs.arrays), kept, strict=True)
+    flat = ((np.asarray(now).reshape(-1), before.reshape(-1)) for now, before in pairs)
+    return any((a.view(np.uint8) != b.view(np.uint8)).any() for a, b in flat)
 
 
 def _by_problem(

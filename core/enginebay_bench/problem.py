@@ -36,7 +36,8 @@ PERIOD = 1_000_003
 @dataclasses.dataclass(frozen=True)
 class BenchSetting:
     """Settings that all problems of a run share. `kv_write` writes keys and values for attention
-    kernels that do not write them. `cache_dtype`: as AttnSpec.cache_dtype; None: `dtype`.
+    kernels that do not write them. `cache_dtype`: as AttnSpec.cache_dtype; None: `dtype`. `seed`
+    makes the numbers of the inputs.
     """
 
     env: Env
@@ -48,6 +49,7 @@ class BenchSetting:
     min_rows: int = 1
     ragged: bool = False
     cache_dtype: str | None = None
+    seed: int = 0
     tuned: TunedConfigs = dataclasses.field(default_factory=TunedConfigs)
 
 
@@ -98,7 +100,8 @@ class Problem:
     `make(poison)` makes the inputs; `poison` fills every place that must not be read. `num_bytes`
     is the size of one set of inputs. `bind(impl, config)` returns the step, and `check(inputs, out,
     state)` compares its results; `inputs` are unchanged. An op may have several problems on one
-    shape, each with a `label`, for the implementations that it `is_for`.
+    shape, each with a `label`, for the implementations that it `is_for`. `other`: the same problem
+    with other numbers, which is checked after the timed calls.
     """
 
     name: str
@@ -112,6 +115,7 @@ class Problem:
     label: str = ""
     config: Callable[[Any], tuple[Any, ConfigSource]] = lambda _: (None, "default")
     key: TuningKey | None = None
+    other: Problem | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +126,13 @@ class OpBench:
 
     axes: Axes
     problems: Callable[[Shape, BenchSetting], Sequence[Problem]]
+
+
+def problems_of(op: Op[Any], shape: Shape, setting: BenchSetting) -> list[Problem]:
+    """Return the problems of an op on a shape, each with another one of the next seed."""
+    others = dataclasses.replace(setting, seed=setting.seed + 1)
+    pairs = (bench_of(op).problems(shape, each) for each in (setting, others))
+    return [dataclasses.replace(p, other=o) for p, o in zip(*pairs, strict=True)]
 
 
 def bench_of(op: Op[Any]) -> OpBench:
@@ -193,10 +204,12 @@ def asked_for(impl: TunableOp, env: Env, problem: Problem) -> OpProblem | None:
     return asked[0] if asked and impl.candidates(env, asked[0]) else None
 
 
-def noise(shape: tuple[int, ...], dtype: str, seed: int) -> np.ndarray:
-    """Return normal values of a dtype, repeated after PERIOD values."""
+def noise(shape: tuple[int, ...], dtype: str, seed: int, number: int) -> np.ndarray:
+    """Return normal values of a dtype, repeated after PERIOD values. `number`: which of the arrays
+    of a seed.
+    """
     count = int(np.prod(shape))
-    block = np.random.default_rng(seed).standard_normal(min(count, PERIOD), np.float32)
+    block = np.random.default_rng([seed, number]).standard_normal(min(count, PERIOD), np.float32)
     return np.resize(block.astype(jnp.dtype(dtype)), count).reshape(shape)
 
 

@@ -17,13 +17,13 @@ from enginebay.ops.tunable import candidates_of
 from enginebay.ops.tuned_tables import TableKey, TunedEntry, TunedTable, read_table
 from enginebay.ops.tuning import TunableOp
 from enginebay_bench.attention import bucket_problem
-from enginebay_bench.kernels import WRONG, Bench, run_contestants, why_not_measured
+from enginebay_bench.kernels import CHEAT, WRONG, Bench, run_contestants, why_not_measured
 from enginebay_bench.problem import (
     BenchSetting,
     Problem,
     TuningKey,
     asked_for,
-    bench_of,
+    problems_of,
     with_config,
 )
 from enginebay_bench.shapes import Shape
@@ -63,6 +63,11 @@ class Tuned:
         """Return how many of the refused configurations gave a wrong result."""
         return sum(why.startswith(WRONG) for _, why in self.refused)
 
+    @property
+    def cheats(self) -> bool:
+        """Whether the implementation cheats, so that none of its configurations is kept."""
+        return (self.reason or "").startswith(CHEAT)
+
 
 def tune_shape(
     bench: Bench, op: Op[Any], shape: Shape, setting: BenchSetting, candidates: Sequence[Candidate]
@@ -73,7 +78,7 @@ def tune_shape(
     candidates of another op, nothing is measured. Each implementation is measured on the problem
     that engines give it.
     """
-    problems = bench_of(op).problems(shape, setting)
+    problems = problems_of(op, shape, setting)
     entrants = [
         (c, problems[0] if c.impl is None else [p for p in problems if p.is_for(c.impl)][-1])
         for c in candidates
@@ -85,7 +90,11 @@ def tune_bucket(
     bench: Bench, key: TuningKey, setting: BenchSetting, candidates: Sequence[Candidate]
 ) -> list[Tuned]:
     """Like `tune_shape`, for a bucket of an engine and as the engine runs it."""
-    problem = bucket_problem(key.spec, key.bucket, key.layout, setting)
+    problem, other = (
+        bucket_problem(key.spec, key.bucket, key.layout, dataclasses.replace(setting, seed=seed))
+        for seed in (setting.seed, setting.seed + 1)
+    )
+    problem = dataclasses.replace(problem, other=other)
     return _tune(bench, ATTENTION, setting, [(candidate, problem) for candidate in candidates])
 
 
@@ -167,7 +176,7 @@ def _outcome(
     one: Tuned, entrant: _TunedImplementation, results: Mapping[str, Any], bench: Bench
 ) -> Tuned:
     """Return the fastest of an implementation's configurations, or its default if that
-    is as fast.
+    is as fast. Nothing is kept of an implementation that cheats with one of them.
     """
     contestants, place = entrant.contestants, entrant.place
     default = contestants[0]
@@ -178,6 +187,8 @@ def _outcome(
         (c.label, results[c.label]) for c in contestants if isinstance(results[c.label], str)
     )
     one = dataclasses.replace(one, num_tried=len(timed), refused=refused)
+    if cheat := next((why for _, why in refused if why.startswith(CHEAT)), None):
+        return dataclasses.replace(one, reason=cheat)
     if default.label not in timed:
         return dataclasses.replace(
             one, reason=f"default configuration: {dict(refused)[default.label]}"

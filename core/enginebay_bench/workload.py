@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,6 +28,14 @@ class Workload:
     def num_output_tokens(self) -> int:
         """Return the number of tokens that a run generates."""
         return sum(self.new_tokens)
+
+
+def with_tokens_of(workload: Workload, seed: Sequence[int], vocab_size: int) -> Workload:
+    """Return the requests with other random tokens, and the same lengths."""
+    rng = np.random.default_rng(list(seed))
+    drawn = (rng.integers(0, vocab_size, len(prompt)) for prompt in workload.prompts)
+    prompts = tuple(tuple(map(int, tokens)) for tokens in drawn)
+    return dataclasses.replace(workload, prompts=prompts)
 
 
 def one_prompt(seed: int, vocab_size: int, prompt_len: int, new_tokens: int) -> Workload:

@@ -57,17 +57,25 @@ def attention_checks(
     interpreted: bool = False,
     triples: bool = True,
     num_seeds: int = 1,
+    seed: int = 1,
 ) -> Iterator[AttentionCheck]:
     """Return the checks of a kernel, small ones first: the named cases of the default check, all
     pairs, the other named cases, and all triples if requested.
 
-    With several seeds, each constructed case runs with that many sets of arrays. On a CPU, XLA
-    compiles the cases of pairs with few optimizations, and the others as it does for users.
+    Each constructed case runs with `num_seeds` sets of arrays, or more; the second has `seed`. On a
+    CPU, XLA compiles the cases of pairs with few optimizations, and the others as it does for
+    users.
     """
 
     def constructed(*, triples: bool) -> Iterator[AttentionCheck]:
         return constructed_checks(
-            kernel, env, layouts, interpreted=interpreted, triples=triples, num_seeds=num_seeds
+            kernel,
+            env,
+            layouts,
+            interpreted=interpreted,
+            triples=triples,
+            num_seeds=num_seeds,
+            seed=seed,
         )
 
     named = list(named_checks(kernel, env, layouts))
@@ -89,6 +97,7 @@ def constructed_checks(
     interpreted: bool = False,
     triples: bool = False,
     num_seeds: int = 1,
+    seed: int = 1,
 ) -> Iterator[AttentionCheck]:
     """Return the cases that cover every pair, or triple, of values that the kernel declares, with
     lengths that suit the kernel.
@@ -107,7 +116,9 @@ def constructed_checks(
             case,
             layout,
             env,
-            dataclasses.replace(runs, num_seeds=num_seeds, spares=not triples, quickly=not triples),
+            dataclasses.replace(
+                runs, num_seeds=num_seeds, spares=not triples, seed=seed, quickly=not triples
+            ),
         )
         yield AttentionCheck(
             f"{case.name}[{layout.__name__}]", case, run, representative=not triples
@@ -221,6 +232,7 @@ def _cases(
         interpreted=extent.interpreted,
         triples=extent.triples,
         num_seeds=max(1, extent.num_seeds - 1),  # other scores are another set
+        seed=extent.seed,
     ):
         traits = traits_of(check.case.spec, check.case.bucket.mode, check.case.actual_page_size)
         yield OpCase(check.name, check.run, check.representative, traits)

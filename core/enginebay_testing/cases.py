@@ -9,7 +9,7 @@ import functools
 import re
 import unittest
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from enginebay.compose.candidates import ANY
 from enginebay.compose.import_paths import RegistryWithPaths, import_path, with_paths_of
@@ -24,6 +24,9 @@ from enginebay_testing.quantized import FORMS, ROUNDINGS, STORAGES
 from enginebay_testing.suites import Choices
 from enginebay_testing.toolchains import KernelCompiler
 from enginebay_testing.verdicts import Run
+
+if TYPE_CHECKING:
+    from enginebay_testing.process_state import ProcessState
 
 Level = Literal["interpret", "compile", "run"]
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -101,31 +104,36 @@ def with_path(registry: Registry, selector: str) -> Registry:
 
 
 def part_cases(
-    registry: Registry, entry: Entry, level: Level | None = None, choices: Choices | None = None
+    registry: Registry,
+    entry: Entry,
+    level: Level | None = None,
+    choices: Choices | None = None,
+    before: ProcessState | None = None,
 ) -> list[Case]:
     """Return the cases of a part at a level; None means every level that this machine can run.
 
     Without a platform in `choices`, cases run on the platform that `suites.platform_of` chooses. A
     kernel that serves this platform is run; any other kernel is interpreted and compiled if it
-    declares how. A part without cases at a level gets one case that gives the reason.
+    declares how. A part without cases at a level gets one case that gives the reason. `before`: the
+    state of the process before the part was imported, for the trial of a kernel; None: now.
     """
     if entry.state != "ready":
         broken = functools.partial(_refuse, entry.reason, broken=entry.state == "broken")
         return [Case(level or "run", "", "loads", broken)]
     choices = choices or Choices()
     if level == "run":
-        return list(_run_cases(registry, entry, choices))
+        return list(_run_cases(registry, entry, choices, before))
     if level is not None:
         return list(_LEVELS[level](registry, entry, choices))
     here = suites.platform_of(registry, entry, choices.platform)
     if entry.kind != "kernel" or entry.why_not_on(here.name) is None:
-        return list(_run_cases(registry, entry, choices))
+        return list(_run_cases(registry, entry, choices, before))
     found: list[Case] = []
     if _loaded(registry, entry, Interpretable):
         found += _interpret_cases(registry, entry, choices)
     if _compiler_target(entry):
         found += _compile_cases(registry, entry, choices)
-    return found or list(_run_cases(registry, entry, choices))
+    return found or list(_run_cases(registry, entry, choices, before))
 
 
 def _refuse(reason: str, *, broken: bool) -> None:
@@ -143,7 +151,9 @@ def _loaded(registry: Registry, entry: Entry, contract: type) -> bool:
         return False  # the case that checks the declaration reports it
 
 
-def _run_cases(registry: Registry, entry: Entry, choices: Choices) -> Iterator[Case]:
+def _run_cases(
+    registry: Registry, entry: Entry, choices: Choices, before: ProcessState | None
+) -> Iterator[Case]:
     platform = suites.platform_of(registry, entry, choices.platform)
     target = platform.name
     try:
@@ -161,11 +171,20 @@ def _run_cases(registry: Registry, entry: Entry, choices: Choices) -> Iterator[C
             short = not is_engine or any(word in name for word in ENGINES_IN_SHORT)
             yield Case("run", target, name, check, short, _plain_traits(name))
     yield from kernels.values()
+    if kernels and choices.seed is not None:
+        from enginebay_testing.kernel_trial import registered_trial
+
+        env, outside = platform.env(), not entry.built_in
+        trial = registered_trial(registry, entry, env, choices.seed, outside=outside, before=before)
+        trial_on = functools.partial(suites.run_on, platform, trial)
+        yield Case("run", target, f"{entry.op}[trial]", trial_on)
 
 
 def _extent(entry: Entry, choices: Choices, *, interpreted: bool = False) -> CaseBudget:
-    """Return the extent of a kernel's cases, with as many sets of inputs as the caller chose."""
+    """Return the extent of a kernel's cases, with the sets of inputs that the caller chose."""
     extent = CaseBudget(interpreted=interpreted).of(entry)
+    if choices.seed is not None:
+        extent = dataclasses.replace(extent, seed=choices.seed)
     return extent if choices.seeds is None else dataclasses.replace(extent, num_seeds=choices.seeds)
 
 

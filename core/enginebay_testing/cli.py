@@ -25,6 +25,7 @@ from enginebay_testing.workers import PartName
 
 TIMEOUT_S = 120.0
 NUM_SEEDS, MAX_SEEDS = 2, 1000
+MAX_SEED = 2**32 - 1
 LEVELS = ("interpret", "compile", "run")
 COLUMNS = ("verdict", "part", "level", "target", "case", "s", "detail")
 DECLARATION = "declaration_holds"
@@ -89,6 +90,13 @@ def _add_ways(parser: argparse.ArgumentParser) -> None:
         help=f"sets of inputs for each case of a kernel (default: {NUM_SEEDS})",
     )
     parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="seed of the second set of inputs and of the trial (default: a secret one, "
+        "which is printed)",
+    )
+    parser.add_argument(
         "--first-failure",
         action="store_true",
         help="end with the first case that fails (default: run all cases)",
@@ -110,17 +118,20 @@ def _add_ways(parser: argparse.ArgumentParser) -> None:
 
 
 def run(name: str, args: argparse.Namespace) -> int:
-    """Run the checks, print the results, and return 1 if a case is INCORRECT, ERROR or TIMEOUT."""
+    """Run the checks, print the results, and return 1 if a case has a verdict of FAULTS."""
     if args.timeout <= 0 or args.jobs < 1:
         given = f"--timeout {args.timeout:g} --jobs {args.jobs}"
         raise InputError(given, "S > 0 and N >= 1", "Pass --timeout 60 --jobs 1.")
     if args.seeds is not None and not 1 <= args.seeds <= MAX_SEEDS:
         given = f"--seeds {args.seeds}"
         raise InputError(given, f"1 to {MAX_SEEDS}", f"Pass --seeds {NUM_SEEDS}.")
+    if args.seed is not None and not 0 <= args.seed <= MAX_SEED:
+        raise InputError(f"--seed {args.seed}", f"0 to {MAX_SEED}", "Pass --seed 7.")
     if args.interpret and args.level not in (None, "interpret"):
         given = f"--interpret with --level {args.level}"
         raise InputError(given, "one of the two flags", "Leave one out.")
     from enginebay_testing.cases import with_path
+    from enginebay_testing.kernel_trial import drawn_seed
     from enginebay_testing.suites import Choices
 
     registry = load_registry()
@@ -136,6 +147,7 @@ def run(name: str, args: argparse.Namespace) -> int:
         from enginebay_testing.models import read_model_config
 
         read_model_config(args.config)
+    seed = drawn_seed() if args.seed is None else args.seed
     rows = Rows(COLUMNS, (11, 24, 9, 11, 40, 5))
     with progress() as watch:
         records = check(
@@ -144,7 +156,7 @@ def run(name: str, args: argparse.Namespace) -> int:
             wanted=wanted,
             timeout_s=args.timeout,
             jobs=args.jobs,
-            choices=Choices(args.platform, args.config, args.seeds),
+            choices=Choices(args.platform, args.config, args.seeds, seed),
             first_failure=args.first_failure,
             tell=_print_nothing if args.json else functools.partial(_print, rows),
             watch=watch,
@@ -160,6 +172,8 @@ def run(name: str, args: argparse.Namespace) -> int:
         print(json.dumps([dataclasses.asdict(record) for record in records], indent=2))
     else:
         _print_counts(records)
+    if args.seed is None and any(entry.kind == "kernel" for entry in entries.values()):
+        print(f"--seed {seed} repeats the inputs", file=sys.stderr)
     return int(_is_faulty(entries, records, args.parts))
 
 

@@ -36,7 +36,7 @@ PROBED: Mapping[str, tuple[str, ...]] = {
 }
 """Values of each axis that declared capabilities are compared with."""
 
-WORST = ("INCORRECT", "ERROR", "TIMEOUT", "PASS", "UNSUPPORTED")
+WORST = ("CHEAT", "INCORRECT", "ERROR", "TIMEOUT", "PASS", "UNSUPPORTED")
 """Order of severity: several cases count as the first of these verdicts that occurs."""
 
 

@@ -66,7 +66,8 @@ class CaseBudget:
     """How many cases of an op are made. Without `triples`, only pairs; `interpreted` kernels get
     short rows, no extreme sizes, and few repeats.
 
-    Each case runs with `num_seeds` sets of arrays. `quantizations` and `activation_quantizations`:
+    Each case runs with `num_seeds` sets of arrays: the first has the seed 0, the second `seed`.
+    `quantizations` and `activation_quantizations`:
     the methods of quantised weights and the roundings of inputs that the kernel declares.
     `storages`: the quantised caches that it writes.
     """
@@ -74,6 +75,7 @@ class CaseBudget:
     triples: bool = True
     interpreted: bool = False
     num_seeds: int = NUM_SEEDS
+    seed: int = 1
     quantizations: tuple[str, ...] = ()
     activation_quantizations: tuple[str, ...] = ()
     storages: tuple[str, ...] = ()
@@ -252,8 +254,9 @@ def covering_cases(
                 found.add(name)
                 is_extreme = repeats == EXTREME_REPEATS
                 seeds = 1 if is_extreme and extent.num_seeds == NUM_SEEDS else extent.num_seeds
+                drawn = (0, *range(extent.seed, extent.seed + seeds - 1))
                 run = functools.partial(
-                    _run, check, kernel, row, layouts=kinds, num_seeds=seeds, repeats=repeats
+                    _run, check, kernel, row, layouts=kinds, seeds=drawn, repeats=repeats
                 )
                 traits = {"dtype": str(row["dtype"])} if "dtype" in row else {}
                 yield OpCase(name, run, representative, traits)
@@ -365,11 +368,11 @@ def _run(
     kernel: Any,
     row: Combination,
     layouts: Mapping[str, type[KVLayout]],
-    num_seeds: int,
+    seeds: Sequence[int],
     repeats: int,
 ) -> None:
     runs = CaseRuns()
-    for seed in range(num_seeds):
+    for seed in seeds:
         runs.begin()
         try:
             check(kernel, PlainCase(row, seed, 1 if seed else repeats, layouts, runs))

@@ -32,12 +32,14 @@ _T = TypeVar("_T")
 @dataclasses.dataclass(frozen=True)
 class Choices:
     """The caller's choices: the platform by name, the config.json with which model families are
-    checked, and the number of sets of inputs for each case of a kernel (None: as many as usual).
+    checked, the number of sets of inputs for each case of a kernel (None: as many as usual), and
+    the seed of the second set and of the kernel's trial (None: 1, and no trial).
     """
 
     platform: str | None = None
     config: str | None = None
     seeds: int | None = None
+    seed: int | None = None
 
 
 EVERYTHING = "all"

@@ -1,4 +1,4 @@
-"""The outcome of one check: five verdicts, and how an exception becomes one of them."""
+"""The outcome of one check: six verdicts, and how an exception becomes one of them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Literal
 
 from enginebay.errors import CompilationError, PluginError, UnsupportedError
 
-Verdict = Literal["PASS", "INCORRECT", "UNSUPPORTED", "ERROR", "TIMEOUT"]
+Verdict = Literal["PASS", "INCORRECT", "CHEAT", "UNSUPPORTED", "ERROR", "TIMEOUT"]
 
-FAULTS: frozenset[Verdict] = frozenset({"INCORRECT", "ERROR", "TIMEOUT"})
+FAULTS: frozenset[Verdict] = frozenset({"INCORRECT", "CHEAT", "ERROR", "TIMEOUT"})
 """Verdicts that count as failures."""
 
 KIT = "enginebay_testing"
@@ -34,6 +34,10 @@ class InexactError(AssertionError):
         super().__init__(message)
         self.error = error
         self.bound = bound
+
+
+class CheatError(AssertionError):
+    """A part cheats the code that checks or times it; the message names how."""
 
 
 def expect(holds: object, what: str) -> None:
@@ -81,6 +85,8 @@ def judge(run: Run) -> Outcome:
         return outcome("UNSUPPORTED", str(skip))
     except InexactError as wrong:
         return outcome("INCORRECT", str(wrong), wrong.error, wrong.bound)
+    except CheatError as cheat:
+        return outcome("CHEAT", str(cheat))
     except AssertionError as wrong:
         if _raised_by_the_kit(wrong):
             return outcome("INCORRECT", str(wrong) or "an assertion of the kit without a message")

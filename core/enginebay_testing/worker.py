@@ -25,7 +25,10 @@ class CaseRunner:
 
     def __init__(self) -> None:
         from enginebay.plugins.registry import load_registry
+        from enginebay_testing import trial  # noqa: F401  # what it uses is part of the state
+        from enginebay_testing.process_state import ProcessState
 
+        self._before = ProcessState.now()
         self._registry = load_registry()
         self._cases: dict[tuple[str, str, str | None, Any], list[Any]] = {}
 
@@ -77,7 +80,7 @@ class CaseRunner:
         if key not in self._cases:
             registry = with_path(self._registry, asked["part"])
             entry = next(e for e in registry.entries if (label(e), e.package) == key[:2])
-            self._cases[key] = part_cases(registry, entry, asked["level"], choices)
+            self._cases[key] = part_cases(registry, entry, asked["level"], choices, self._before)
         return self._cases[key]
 
 

@@ -378,8 +378,8 @@ def test_a_model_family_is_checked_with_the_configuration_of_a_file(
     part_checks(load_registry(), entry)
     assert seen == [config, None]
     asked = checking(monkeypatch, RECORD)
-    assert run("check", "model:llama", "--config", str(file))[0] == 0
-    assert asked["choices"] == Choices(config=str(file))
+    assert run("check", "model:llama", "--config", str(file), "--seed", "7")[0] == 0
+    assert asked["choices"] == Choices(config=str(file), seed=7)
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", None])

@@ -200,7 +200,7 @@ def test_a_program_that_would_hang_is_ended(script: str) -> None:
 def test_cells_have_no_prefix_in_common() -> None:
     for size in (1, 4):
         cells = [Cell(size, 16, 8), Cell(size, 64, 8), Cell(size, 64, 9)]
-        first = {workload(cell, n, 500).prompts[0][:4] for cell in cells for n in range(5)}
+        first = {workload(cell, n, 500, 3).prompts[0][:4] for cell in cells for n in range(5)}
         assert len(first) == 15
 
 

@@ -18,21 +18,23 @@ WANTED = {"A": (0.95, 0.99), "B": (0.95, 0.99)}
 def summary(findings: Sequence[Finding]) -> tuple[str, bool]:
     """Markdown, and whether both halves have the shares that are wanted of them."""
     known = {fault.name: fault for fault in FAULTS}
-    lines = ["| half | op | faults | default check | `--all` |", "|---|---|---|---|---|"]
+    by_op: dict[str, dict[str, list[Finding]]] = collections.defaultdict(dict)
+    for finding in findings:
+        fault = known[finding.name]
+        for op in (fault.op, "all"):
+            by_op[op].setdefault(fault.half, []).append(finding)
+    ops = sorted(by_op, key=lambda op: (op == "all", op))
+    lines = ["| op | half A | half B |", "|---|---|---|"]
+    for op in ops:
+        cells = (_cell(by_op[op].get(half, [])) for half in ("A", "B"))
+        lines.append(f"| {op} | {' | '.join(cells)} |")
     good = True
-    for half in ("A", "B"):
-        mine = [f for f in findings if known[f.name].half == half]
-        by_op: dict[str, list[Finding]] = collections.defaultdict(list)
-        for finding in mine:
-            by_op[known[finding.name].op].append(finding)
-        lines += [_line(half, op, found) for op, found in sorted(by_op.items())]
-        if mine:
-            lines.append(_line(half, "all", mine))
-            shares = (
-                sum(f.default for f in mine) / len(mine),
-                sum(f.all for f in mine) / len(mine),
-            )
-            good &= all(share >= wanted for share, wanted in zip(shares, WANTED[half], strict=True))
+    for half, mine in by_op["all"].items():
+        shares = (
+            sum(f.default for f in mine) / len(mine),
+            sum(f.all for f in mine) / len(mine),
+        )
+        good &= all(share >= wanted for share, wanted in zip(shares, WANTED[half], strict=True))
     missed = [f.name for f in findings if not f.all]
     late = [f.name for f in findings if f.all and not f.default]
     lines += [
@@ -53,12 +55,8 @@ def put_into(page: Path, text: str, marks: tuple[str, str] = MARKS) -> None:
     page.write_text(f"{before}{marks[0]}\n{text}\n{marks[1]}{after}", encoding="utf-8")
 
 
-def _line(half: str, op: str, found: Sequence[Finding]) -> str:
+def _cell(found: Sequence[Finding]) -> str:
+    """The number of faults; where some were missed, the numbers that the two checks found too."""
     default, every = sum(f.default for f in found), sum(f.all for f in found)
-    shares = " | ".join(_share(num, len(found)) for num in (default, every))
-    return f"| {half} | {op} | {len(found)} | {shares} |"
-
-
-def _share(num: int, total: int) -> str:
-    """Return a count with its share of the total; only the total itself is 100 %."""
-    return f"{num} ({100 if num == total else min(99, round(100 * num / total))}%)"
+    total = len(found)
+    return str(total) if default == every == total else f"{default}, {every} of {total}"

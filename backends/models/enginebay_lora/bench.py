@@ -16,7 +16,7 @@ def lora_problems(shape: Shape, setting: BenchSetting) -> list[Problem]:
     """Return one problem: each row of the step has one of the adapters, or none."""
     tokens, hidden, mlp = shape.num_tokens(), shape.layer.hidden, shape.layer.mlp
     sizes = ((tokens, mlp), (tokens, hidden), (SLOTS, 1, RANK, hidden), (SLOTS, RANK, mlp))
-    arrays = [noise(size, setting.dtype, seed) for seed, size in enumerate(sizes)]
+    arrays = [noise(size, setting.dtype, setting.seed, i) for i, size in enumerate(sizes)]
     rows = np.arange(tokens) * shape.batch // tokens
     places = (rows % (SLOTS + 1)).astype(np.int32)
     return [call_problem(LORA, shape, OpCall((*arrays, places)))]

@@ -35,7 +35,7 @@ def quick_check(op: Op[Any], impl: Any, setting: CheckSetting, what: str, switch
         except Exception as error:  # any exception of the function is reported with its case
             finding = f"{case.name}: it raised {error_line(error)}"
             raise _incorrect(what, finding, switch) from error
-        difference = _difference(op, case, got, wanted)
+        difference = why_different(op, case, got, wanted)
         if difference is not None:
             raise _incorrect(what, difference, switch)
     if not count:
@@ -75,10 +75,10 @@ def _results(
     return got, wanted
 
 
-def _difference(
+def why_different(
     op: Op[Any], case: QuickCase, got: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]
 ) -> str | None:
-    """Describe the first wrong result, or return None."""
+    """Describe the first wrong result of a case, or return None."""
     for name, expected in wanted.items():
         found = got.get(name)
         if found is None:

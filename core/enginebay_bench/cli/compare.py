@@ -67,6 +67,12 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         "--rounds", type=int, metavar="N", default=ROUNDS, help="rounds of each variant"
     )
     parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="seed of the prompts' tokens (default: a secret one, which is printed)",
+    )
+    parser.add_argument(
         "--limit-s",
         type=float,
         metavar="S",
@@ -141,6 +147,8 @@ def _measured(args: argparse.Namespace) -> Comparison:
             f"more than 0, at most {MAX_LIMIT_S:g}",
             "Pass --limit-s 600.",
         )
+    if args.seed is not None and args.seed < 0:
+        raise InputError(f"--seed {args.seed}", "0 or more", "Pass --seed 7.")
     variants = _variants(args)
     names = [variant.name for variant in variants]
     if (twice := [one for one in names if names.count(one) > 1]) or (
@@ -171,6 +179,7 @@ def _measured(args: argparse.Namespace) -> Comparison:
             limit_s=args.limit_s,
             command=shlex.join(["enginebay", *sys.argv[1:]]),
             report=report,
+            seed=args.seed,
         )
 
 

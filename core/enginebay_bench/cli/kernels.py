@@ -107,6 +107,13 @@ def add_kernel_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentPars
         "it (default: full; tune: ragged)",
     )
     parser.add_argument(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="seed of the inputs (default: a secret one, which is printed); serve: seed "
+        "of arrivals, lengths and words (default: 0)",
+    )
+    parser.add_argument(
         "--max-call-s",
         type=float,
         metavar="S",
@@ -161,8 +168,11 @@ def open_session(
     from enginebay.plugins.registry import load_registry
     from enginebay_bench.kernels import Bench, ShapeLimits
     from enginebay_bench.roofline import measure_roofline
+    from enginebay_testing.kernel_trial import drawn_seed
+    from enginebay_testing.process_state import ProcessState
 
     _check_numbers(args)
+    seed = drawn_seed() if args.seed is None else args.seed
     given = {name: getattr(args, name, None) for name in CONFIGURED}
     config = make_config({name: value for name, value in given.items() if value is not None})
     registry = load_registry()
@@ -170,10 +180,17 @@ def open_session(
     platform = find_platform(registry, config)
     device, memory = platform.devices()[0], platform.hardware().memory_bytes
     names = listed(args.op or ATTENTION), listed(args.impl or "")
+    before = ProcessState.now()
     registry = with_paths_of(registry, *names, platform.default_layout)
     ops, candidates = _candidates(args, registry, platform.env())
+    before.restore()  # the trial of a kernel that changes the process names it
     _check_cases(args, ops.values())
     settings = _settings(args, registry, platform, config, ragged=ragged)
+    settings = {d: dataclasses.replace(one, seed=seed) for d, one in settings.items()}
+    candidates = {
+        op: [_tried(op, one, seed, platform.name) for one in some]
+        for op, some in candidates.items()
+    }
     bench = Bench(
         measure_roofline(device, settings, platform.compile_options()),
         platform.compile_options(),
@@ -194,6 +211,7 @@ def open_session(
         "lengths": args.lengths,
         "rounds": bench.rounds,
         "max_call_s": f"{bench.limits.call_s:g}",
+        "seed": seed,
         "tuned": given["tuned"],
         "tuned_folder": given["tuned_folder"],
         "compile_cache": given["compile_cache"],
@@ -204,6 +222,24 @@ def open_session(
     words = [f"--{flag.replace('_', '-')}={value}" for flag, value in given_flags.items()]
     words += [f"--case={text}" for text in args.case] + ["--interpret"] * bool(args.interpret)
     return Session(bench, settings, ops, candidates, f"enginebay {command} {shlex.join(words)}")
+
+
+def _tried(op: str, candidate: Candidate, seed: int, platform: str) -> Candidate:
+    """Return a candidate that is not built in after its trial in a process of its own: it becomes
+    unavailable if it cheats, or has no end.
+    """
+    from enginebay_bench.kernels import CHEAT
+    from enginebay_testing.kernel_trial import KernelRequest, tried_apart
+
+    if candidate.unavailable or candidate.built_in or candidate.interpreted:
+        return candidate
+    modules = ("enginebay_bench.cli.kernels", "enginebay_bench.tune")
+    outcome = tried_apart(KernelRequest(op, candidate.name, seed, platform, modules))
+    if outcome.verdict == "CHEAT":
+        return dataclasses.replace(candidate, unavailable=f"{CHEAT}: {outcome.detail}")
+    if outcome.verdict in ("ERROR", "TIMEOUT"):
+        return dataclasses.replace(candidate, unavailable=outcome.detail)
+    return candidate
 
 
 def _candidates(
@@ -288,6 +324,8 @@ def _settings(
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
+    if args.seed is not None and args.seed < 0:
+        raise InputError(f"--seed {args.seed}", "0 or more", "Pass --seed 7.")
     for flag in ("rounds", "page_size", "max_call_s"):
         value = getattr(args, flag)
         if value is not None and value <= 0:
@@ -316,7 +354,7 @@ def run_kernels(args: argparse.Namespace) -> int:
     wrong. Refused implementations get a row too.
     """
     from enginebay.cli.environment import environment
-    from enginebay_bench.kernels import judged, measure_shape
+    from enginebay_bench.kernels import is_faulty, judged, measure_shape
 
     session = open_session(args, "bench kernels", ragged=args.lengths == "ragged")
     work = [
@@ -349,7 +387,7 @@ def run_kernels(args: argparse.Namespace) -> int:
         print_roofline(session, session.bench.roofline)
     if stop.is_set():
         return INTERRUPTED
-    return int(any(figure.parity is not None and not figure.parity.is_right for figure in figures))
+    return int(any(map(is_faulty, figures)))
 
 
 def roofline_after(session: Session) -> Roofline:

@@ -18,12 +18,12 @@ API_KEY_ENV = "OPENAI_API_KEY"
 
 OF_SERVE = (
     *("url", "endpoint", "requests", "length_spread", "shared_prefixes", "prefix_len", "rates"),
-    *("concurrency", "find_rate", "slo", "slo_share", "duration", "warmup", "seed", "timeout"),
+    *("concurrency", "find_rate", "slo", "slo_share", "duration", "warmup", "timeout"),
     *("tokenizer", "body", "ignore_eos", "api_key_env", "out"),
 )
 """Flags of this mode alone."""
 
-SHARED = ("model", "prompt_len", "new_tokens", "num_requests", "json")
+SHARED = ("model", "prompt_len", "new_tokens", "num_requests", "json", "seed")
 """Flags of other modes that this one has too."""
 
 
@@ -101,6 +101,5 @@ def _add_load_arguments(parser: argparse._ArgumentGroup) -> None:
         parser.add_argument(f"--{flag}", type=float, metavar="X", help=what)
     for flag, what in (
         ("warmup", f"requests before the first load, left out of the figures (default: {WARMUP})"),
-        ("seed", "seed of arrivals, lengths and words (default: 0)"),
     ):
         parser.add_argument(f"--{flag}", type=int, metavar="N", help=what)

@@ -135,7 +135,7 @@ def run(name: str, args: argparse.Namespace) -> int:
         print(
             f"tables: {', '.join(map(str, paths)) or 'none; no implementation could be measured'}"
         )
-    return INTERRUPTED if stop.is_set() else int(any(one.num_wrong for one in found))
+    return INTERRUPTED if stop.is_set() else int(any(one.num_wrong or one.cheats for one in found))
 
 
 def _of_shapes(args: argparse.Namespace) -> tuple[Session, list[Search]]:

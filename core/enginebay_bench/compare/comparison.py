@@ -129,8 +129,9 @@ class Comparison:
 
     @property
     def is_right(self) -> bool:
-        """Whether no variant is wrong or failed."""
-        return not any(row.parity.verdict in ("wrong", "failed") for row in self.rows)
+        """Whether no variant is wrong, failed or cheats."""
+        bad = ("wrong", "failed", "cheat")
+        return not any(row.parity.verdict in bad for row in self.rows)
 
 
 def _facts(record: RunRecord, name: str) -> Mapping[str, Any]:
@@ -140,7 +141,8 @@ def _facts(record: RunRecord, name: str) -> Mapping[str, Any]:
 
 def _parity(record: RunRecord, name: str) -> TokenVerdict:
     if failed := record.of("failed", variant=name):
-        return TokenVerdict("failed", failed[0]["why"])
+        is_cheat = failed[0].get("verdict") == "cheat"
+        return TokenVerdict("cheat" if is_cheat else "failed", failed[0]["why"])
     reference = record.header["reference"]
     lines = record.of("parity", variant=name)
     if not lines:

@@ -34,6 +34,10 @@ class VariantInputError(VariantError, InputError):
     """What a variant was given is wrong, such as the name of a kernel."""
 
 
+class KernelCheatError(VariantError):
+    """A kernel of a variant cheats."""
+
+
 class VariantProcess:
     """Runs a variant's program. A limit of seconds holds for the start and for each run; what
     takes longer is ended, with all that it has started.

@@ -1,7 +1,8 @@
 """The record of a comparison: a file of JSON lines, which grows run by run.
 
 The first line says what is compared: `schema`, `version`, `when`, `command`, `environment`,
-`cells`, `variants`, `reference` and `rounds`. Each other line has a `kind`:
+`cells`, `variants`, `reference`, `rounds`, and the `seed` of the prompts' tokens. Each other line
+has a `kind`:
 
 - facts: what a `variant` says of itself when it is ready, and its seconds until then (`ready_s`).
 - parity: the `requests` by which its tokens are compared with the reference's, and what the
@@ -10,7 +11,7 @@ The first line says what is compared: `schema`, `version`, `when`, `command`, `e
   tokens, the seconds that the run took by our clock (`took_s`), the program's `peak_mib`, the
   share of the machine's time that other programs took (`others`; null where it is not known), and
   lines of text that the program `said` with its answer.
-- failed: `why` a variant is left out from there on.
+- failed: `why` a variant is left out from there on, and its `verdict`: "failed" or "cheat".
 """
 
 from __future__ import annotations

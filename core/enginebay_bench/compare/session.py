@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,18 @@ from enginebay.cli.environment import environment
 from enginebay.compose.composition import Progress
 from enginebay.errors import InputError
 from enginebay_bench.compare.page import ShownComparison
-from enginebay_bench.compare.process import VariantError, VariantProcess
+from enginebay_bench.compare.process import KernelCheatError, VariantError, VariantProcess
 from enginebay_bench.compare.records import SCHEMA, VERSION, Cell, RunRecord, RunWriter, timed
-from enginebay_bench.compare.variants import ComparedVariant
+from enginebay_bench.compare.variants import (
+    ComparedVariant,
+    ForeignKernel,
+    foreign_kernels,
+)
 from enginebay_bench.compare.verdicts import same_answer
-from enginebay_bench.workload import Workload, mixed_batch, one_prompt
+from enginebay_bench.workload import Workload, mixed_batch, one_prompt, with_tokens_of
+from enginebay_testing import kernel_trial
+from enginebay_testing.kernel_trial import KernelRequest, drawn_seed
+from enginebay_testing.verdicts import Outcome
 
 PARITY_REQUESTS, PARITY_PROMPT, PARITY_TOKENS = 4, 64, 32
 PARITY_SEED = 0
@@ -42,12 +49,14 @@ def compare(
     limit_s: float = 600.0,
     command: str = "",
     report: Progress = lambda *_: None,
+    seed: int | None = None,
 ) -> ShownComparison:
     """Run variants in turn on the same requests, each in a process of its own, and compare them.
 
     Their tokens are compared with those of `reference`, by default the first. `output`: a file that
     keeps each run at once; `resumed`: what such a file has already. A start, and each run, may take
-    `limit_s`. Ctrl-C ends the runs, and what is there is compared.
+    `limit_s`. Ctrl-C ends the runs, and what is there is compared. `seed` makes the tokens of the
+    prompts; None: a secret one, which the record has.
     """
     record = RunRecord(
         {
@@ -60,6 +69,7 @@ def compare(
             "variants": [variant.record for variant in variants],
             "reference": reference or variants[0].name,
             "rounds": rounds,
+            "seed": drawn_seed() if seed is None else seed,
         }
     )
     if resumed is not None:
@@ -99,15 +109,18 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def workload(cell: Cell, number: int, num_token_ids: int) -> Workload:
+def workload(cell: Cell, number: int, num_token_ids: int, seed: int) -> Workload:
     """The requests of a round, which have no prefix in common with those of another round, or of
-    another cell.
+    another cell. Their lengths are the same in every comparison; `seed` makes their tokens.
     """
     size = cell.prompt_len * 1_000_003 + cell.new_tokens * 1009 + cell.num_requests
-    seed = size * 100_003 + number
+    of_round = size * 100_003 + number
     if cell.num_requests == 1:
-        return one_prompt(seed, num_token_ids, cell.prompt_len, cell.new_tokens)
-    return mixed_batch(seed, num_token_ids, cell.num_requests, cell.prompt_len, cell.new_tokens)
+        asked = one_prompt(of_round, num_token_ids, cell.prompt_len, cell.new_tokens)
+    else:
+        sizes = (cell.num_requests, cell.prompt_len, cell.new_tokens)
+        asked = mixed_batch(of_round, num_token_ids, *sizes)
+    return with_tokens_of(asked, (seed, of_round), num_token_ids)
 
 
 class ComparisonSession:
@@ -124,6 +137,8 @@ class ComparisonSession:
         self._processes: dict[str, VariantProcess] = {}
         self._takes_turns = False
         self._num_token_ids = 0
+        self._seed: int = self._record.header.get("seed", 0)  # older records have none
+        self._trials: dict[ForeignKernel, Outcome] = {}
 
     def run(self, report: Progress) -> None:
         """Compare tokens, then time the rounds that are not recorded yet.
@@ -180,14 +195,19 @@ class ComparisonSession:
                 process.close()
             if name == self._record.header["reference"] or isinstance(error, InputError):
                 raise
-            self._writer.add("failed", variant=name, why=str(error))
+            verdict = "cheat" if isinstance(error, KernelCheatError) else "failed"
+            self._writer.add("failed", variant=name, why=str(error), verdict=verdict)
 
     def _begin(self, name: str) -> None:
         """Start a variant, and record its facts and the tokens of the parity requests."""
         if self._record.of("failed", variant=name):
             return
+        self._try_kernels(self._variants[name].kernels)
         process = self._process(name)
         facts = process.facts
+        if self._variants[name].is_ours:
+            platform = str(facts.get("platform", "auto"))
+            self._try_kernels(foreign_kernels(facts.get("kernels") or {}, platform))
         if not self._record.of("facts", variant=name):
             self._writer.add("facts", variant=name, facts=facts)
         self._takes_turns |= facts.get("platform", "cpu") != "cpu"
@@ -195,10 +215,26 @@ class ComparisonSession:
             longest = min(PARITY_PROMPT, *(cell.prompt_len for cell in self._record.cells))
             most = min(PARITY_TOKENS, *(cell.new_tokens for cell in self._record.cells))
             asked = mixed_batch(PARITY_SEED, self._num_token_ids, PARITY_REQUESTS, longest, most)
+            asked = with_tokens_of(asked, (self._seed, PARITY_SEED), self._num_token_ids)
             found = process.run(_as_run(asked, NUM_LOGPROBS))
             first = self._record.of("parity", variant=self._record.header["reference"])
             wanted = first[0]["requests"] if first else found
             self._writer.add("parity", variant=name, requests=found, wanted=wanted)
+
+    def _try_kernels(self, kernels: Iterable[ForeignKernel]) -> None:
+        """Try kernels that are not built in, each once and in a process of its own. VariantError
+        for one without a result, which is a KernelCheatError for one that cheats.
+        """
+        for one in kernels:
+            if one not in self._trials:
+                asked = KernelRequest(one.op, one.name, self._seed, one.platform)
+                self._trials[one] = kernel_trial.tried_apart(asked)
+            outcome = self._trials[one]
+            what = f"{one.op} kernel {one.name}"
+            if outcome.verdict == "CHEAT":
+                raise KernelCheatError(f"{what} {outcome.detail}")
+            if outcome.verdict in ("ERROR", "TIMEOUT"):
+                raise VariantError(f"{what}: {outcome.detail}")
 
     def _compare_rounds(self, name: str, cell: Cell) -> None:
         """Compare the tokens of all timed runs with the reference's. Where some differ first, ask
@@ -216,7 +252,7 @@ class ComparisonSession:
             places = [i for i, (mine, its) in enumerate(pairs) if not same_answer(mine, its)]
             if not places:
                 continue
-            asked = workload(cell, number, self._num_token_ids)
+            asked = workload(cell, number, self._num_token_ids, self._seed)
             some = Workload(
                 tuple(asked.prompts[i] for i in places), tuple(asked.new_tokens[i] for i in places)
             )
@@ -244,7 +280,9 @@ class ComparisonSession:
             if not self._num_token_ids:
                 self._take_vocabulary(name, self._processes[name].facts)
             for cell in self._record.cells:  # compiles what is compiled late, and warms caches
-                self._processes[name].run(_as_run(workload(cell, 0, self._num_token_ids)))
+                self._processes[name].run(
+                    _as_run(workload(cell, 0, self._num_token_ids, self._seed))
+                )
         return self._processes[name]
 
     def _take_vocabulary(self, name: str, facts: dict[str, Any]) -> None:
@@ -260,7 +298,7 @@ class ComparisonSession:
 
     def _measure(self, name: str, cell: Cell, number: int) -> None:
         process = self._process(name)
-        run = workload(cell, number, self._num_token_ids)
+        run = workload(cell, number, self._num_token_ids, self._seed)
         before_s, own_s, start_s = _busy_s(), process.cpu_s() + time.process_time(), time.time()
         found = process.run(_as_run(run))
         others_s = _busy_s() - before_s - (process.cpu_s() + time.process_time() - own_s)

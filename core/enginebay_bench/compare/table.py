@@ -100,6 +100,8 @@ def remarks(comparison: Comparison) -> list[str]:
         f"Medians and quartiles of {rounds} rounds; speeds are those of the last figure, and above "
         "1 a variant is faster than the reference. Intervals hold the ratio with 95 % (bootstrap)."
     )
+    if "seed" in comparison.record.header:
+        found.append(f"--seed {comparison.record.header['seed']} repeats the prompts.")
     return [*found, *comparison.notes]
 
 

@@ -6,16 +6,39 @@ import dataclasses
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from enginebay.compose.composition import open_checkpoint
 from enginebay.config import EngineConfig
 from enginebay.errors import InputError
+from enginebay.ops.select import is_import_path
 from enginebay.plugins.registry import load_registry
 
 PEERS = Path(__file__).parent / "peers"
 ADAPTERS = ("transformers", "llama.cpp", "command")
 KINDS = "http://ADDRESS, transformers:PYTHON, llama.cpp:PYTHON or command:PROGRAM"
+
+
+@dataclasses.dataclass(frozen=True)
+class ForeignKernel:
+    """A kernel that is not built in, by its registered name or import path."""
+
+    op: str
+    name: str
+    platform: str
+
+
+def foreign_kernels(names: Mapping[str, str], platform: str) -> list[ForeignKernel]:
+    """Return the kernels that are not built in, of names by op, or by "op.phase"."""
+    registry = load_registry()
+    others = {(e.op, e.name) for e in registry.entries if e.kind == "kernel" and not e.built_in}
+    pairs = dict.fromkeys((where.partition(".")[0], name) for where, name in names.items())
+    return [
+        ForeignKernel(op, name, platform)
+        for op, name in pairs
+        if is_import_path(name) or (op, name) in others
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +50,8 @@ class ComparedVariant:
     name: str
     command: tuple[str, ...]
     is_ours: bool = False
+    kernels: tuple[ForeignKernel, ...] = ()
+    """Kernels that the configuration names, without built-in ones."""
 
     @property
     def record(self) -> dict[str, object]:
@@ -38,8 +63,16 @@ class ComparedVariant:
 def engine_variant(name: str, config: EngineConfig) -> ComparedVariant:
     """An engine of a configuration, in a process of this Python."""
     module = "enginebay_bench.compare.engine_process"
+    named = {
+        f"{op}.{phase}": kernel
+        for op, choice in config.kernels.items()
+        for phase, kernel in choice.model_dump().items()
+    }
     return ComparedVariant(
-        name, (sys.executable, "-m", module, config.model_dump_json()), is_ours=True
+        name,
+        (sys.executable, "-m", module, config.model_dump_json()),
+        is_ours=True,
+        kernels=tuple(foreign_kernels(named, config.platform)),
     )
 
 

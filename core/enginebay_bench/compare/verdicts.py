@@ -19,7 +19,7 @@ Answers = Sequence[Mapping[str, Any]]
 class TokenVerdict:
     """How a variant's tokens compare with the reference's. `text` says where they part."""
 
-    verdict: Literal["reference", "equal", "near ties", "wrong", "failed", "unknown"]
+    verdict: Literal["reference", "equal", "near ties", "wrong", "failed", "cheat", "unknown"]
     text: str = ""
 
     @property

@@ -49,7 +49,7 @@ def add_rms_norm_problem(shape: Shape, setting: BenchSetting) -> Problem:
     cost = cost_of(ADD_RMS_NORM_OP, *shapes, eps=EPS_OF_NORM)
 
     def make(_: float) -> Inputs:
-        arrays = (noise(size, setting.dtype, seed) for seed, size in enumerate(sizes))
+        arrays = (noise(size, setting.dtype, setting.seed, i) for i, size in enumerate(sizes))
         return Inputs((), tuple(map(jnp.asarray, arrays)))
 
     def bind(impl: Any, _: Any) -> StepFunction:
@@ -84,7 +84,7 @@ def rope_kv_write_problem(shape: Shape, setting: BenchSetting) -> Problem:
     def make(poison: float) -> Inputs:
         before = written.make(poison)
         slots, k, v = before.arrays
-        q = jnp.asarray(noise(size, setting.dtype, 4))
+        q = jnp.asarray(noise(size, setting.dtype, setting.seed, 4))
         return Inputs(before.state, (q, k, v, jnp.arange(rows, dtype=jnp.int32), slots))
 
     pages = -(-max(shape.batch * shape.context, rows) // setting.page_size)
@@ -143,7 +143,7 @@ def sample_problem(shape: Shape, setting: BenchSetting) -> Problem:
     cost = cost_of(SAMPLE_OP, z, None, top_k=TOP_K, top_p=TOP_P, min_p=0.0)
 
     def make(_: float) -> Inputs:
-        logits = 2.0 * noise((rows, vocab), "float32", 5)
+        logits = 2.0 * noise((rows, vocab), "float32", setting.seed, 5)
         seeds = np.random.default_rng(6).integers(0, 2**32, (rows, 2), dtype=np.uint32)
         return Inputs(
             (), (jnp.asarray(logits - logits.max(axis=1, keepdims=True)), jnp.asarray(seeds))

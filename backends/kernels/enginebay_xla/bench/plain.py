@@ -61,16 +61,19 @@ def _plain(
     arrays: InputShapes,
     check: Callable[..., Parity],
     make: Callable[[], tuple[Any, ...]] | None = None,
+    *,
+    seed: int = 0,
     **keywords: Any,
 ) -> Problem:
     """A problem without state: the op is called with `keywords` inside jit, and
-    `check(out, *arrays)` runs on the host. `make` returns the inputs; without it they are noise.
+    `check(out, *arrays)` runs on the host. `make` returns the inputs; without it they are noise
+    of `seed`.
     """
     structs = [jax.ShapeDtypeStruct(size, jnp.dtype(dtype)) for size, dtype in arrays]
 
     def inputs(_: float) -> Inputs:
         made = (
-            make() if make is not None else tuple(noise(*a, seed) for seed, a in enumerate(arrays))
+            make() if make is not None else tuple(noise(*a, seed, i) for i, a in enumerate(arrays))
         )
         return Inputs((), tuple(jnp.asarray(array) for array in made))
 
@@ -109,7 +112,7 @@ def linear_problem(shape: Shape, setting: BenchSetting) -> Problem:
         return worst(error, allowed, compared(error.size, rows * num_out, "values"))
 
     arrays = (((rows, num_in), setting.dtype), ((num_out, num_in), setting.dtype))
-    return _plain(LINEAR_OP, shape, arrays, check)
+    return _plain(LINEAR_OP, shape, arrays, check, seed=setting.seed)
 
 
 def grouped_linear_problem(shape: Shape, setting: BenchSetting) -> Problem:
@@ -145,7 +148,7 @@ def grouped_linear_problem(shape: Shape, setting: BenchSetting) -> Problem:
     )
 
     def make() -> tuple[Any, ...]:
-        x, weight = (noise(*array, seed) for seed, array in enumerate(arrays[:2]))
+        x, weight = (noise(*a, setting.seed, i) for i, a in enumerate(arrays[:2]))
         return x, weight, sizes.astype(np.int32)
 
     problem = _plain(GROUPED_LINEAR_OP, shape, arrays, check, make)
@@ -167,7 +170,7 @@ def rms_norm_problem(shape: Shape, setting: BenchSetting) -> Problem:
         )
 
     arrays = (((rows, features), setting.dtype), ((features,), setting.dtype))
-    return _plain(RMS_NORM_OP, shape, arrays, check, eps=EPS_OF_NORM)
+    return _plain(RMS_NORM_OP, shape, arrays, check, seed=setting.seed, eps=EPS_OF_NORM)
 
 
 def rope_problem(shape: Shape, setting: BenchSetting) -> Problem:
@@ -190,7 +193,7 @@ def rope_problem(shape: Shape, setting: BenchSetting) -> Problem:
         shape,
         ((size, setting.dtype), ((rows,), "int32")),
         check,
-        lambda: (noise(size, setting.dtype, 1), np.arange(rows, dtype=np.int32)),
+        lambda: (noise(size, setting.dtype, setting.seed, 1), np.arange(rows, dtype=np.int32)),
         spec=spec,
     )
 
@@ -209,7 +212,7 @@ def embedding_problem(shape: Shape, setting: BenchSetting) -> Problem:
         (((layer.vocab, layer.hidden), setting.dtype), ((rows,), "int32")),
         check,
         lambda: (
-            noise((layer.vocab, layer.hidden), setting.dtype, 1),
+            noise((layer.vocab, layer.hidden), setting.dtype, setting.seed, 1),
             np.random.default_rng(2).integers(0, layer.vocab, rows).astype(np.int32),
         ),
     )
@@ -230,7 +233,7 @@ def kv_write_problem(shape: Shape, setting: BenchSetting) -> Problem:
         slots = (
             np.random.default_rng(3).permutation(pages * setting.page_size)[:rows].astype(np.int32)
         )
-        k, v = (jnp.asarray(noise(size, setting.dtype, seed)) for seed in (1, 2))
+        k, v = (jnp.asarray(noise(size, setting.dtype, setting.seed, i)) for i in (1, 2))
         return Inputs(layout.init(), (jnp.asarray(slots), k, v))
 
     def bind(impl: Any, _: Any) -> StepFunction:

@@ -50,7 +50,9 @@ def short_conv_problem(shape: Shape, setting: BenchSetting) -> Problem:
     places = np.random.default_rng(3).permutation(sizes[0][0])[:rows, None]
 
     def make(poison: float) -> Inputs:
-        held, *arrays = (jnp.asarray(noise(size, setting.dtype, i)) for i, size in enumerate(sizes))
+        held, *arrays = (
+            jnp.asarray(noise(size, setting.dtype, setting.seed, i)) for i, size in enumerate(sizes)
+        )
         unused = np.setdiff1d(np.arange(sizes[0][0]), places)
         step = (new, total, places.astype(np.int32))
         return Inputs({INPUTS: held.at[unused].set(poison)}, (*arrays, *map(jnp.asarray, step)))

@@ -1,0 +1,122 @@
+"""Kernels that cheat who checks them are named by their trial; right ones pass it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from enginebay.compose.import_paths import with_paths_of
+from enginebay.ops.caps import Env
+from enginebay.ops.norm import RMS_NORM
+from enginebay.plugins.registry import Registry, load_registry
+from enginebay_bench import timing  # noqa: F401  # a cheat changes it where it is loaded
+from enginebay_testing import cases, trial
+from enginebay_testing.kernel_trial import KernelRequest, quick_trial, registered_trial, tried_apart
+from enginebay_testing.process_state import ProcessState
+from enginebay_testing.suites import Choices
+from enginebay_testing.verdicts import Outcome, judge
+from tests.zoo.cheats.listed import CHEATS, Cheat
+
+SEED = 20_261_129
+REGISTRY = load_registry()
+QUICK = ("results_last_call", "inputs_writes", "process_flatnonzero", "answers_reference")
+"""Cheats of every kind that are found in tenths of a second."""
+
+
+def found(registry: Registry, op: str, kernel: str, seed: int = SEED) -> Outcome:
+    entry = registry.find("kernel", kernel, op)
+    return judge(registered_trial(registry, entry, Env("cpu"), seed, outside=False))
+
+
+def of_cheat(cheat: Cheat) -> Outcome:
+    return found(with_paths_of(REGISTRY, ["rms_norm"], [cheat.path], "hnd"), "rms_norm", cheat.path)
+
+
+def marked(cheat: Cheat) -> Any:
+    marks = () if cheat.name in QUICK else (pytest.mark.long,)
+    return pytest.param(cheat, id=cheat.name, marks=marks)
+
+
+@pytest.mark.parametrize("cheat", [marked(c) for c in CHEATS if not c.apart])
+def test_a_cheat_is_named(cheat: Cheat) -> None:
+    before = ProcessState.now()
+    outcome = of_cheat(cheat)
+    assert (outcome.verdict, outcome.detail[: len(cheat.says)]) == ("CHEAT", cheat.says)
+    assert not before.changes()
+
+
+def test_the_zoo_has_cheats_of_every_kind() -> None:
+    assert len({cheat.path for cheat in CHEATS}) == len(CHEATS) >= 20
+    assert {cheat.says for cheat in CHEATS} >= set(trial.KINDS)
+
+
+def test_a_right_kernel_passes_its_trial() -> None:
+    assert found(REGISTRY, "rms_norm", "xla").verdict == "PASS"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("op", "kernel"),
+    [
+        (e.op, e.name)
+        for e in REGISTRY.entries
+        if e.kind == "kernel" and e.why_not_on("cpu") is None
+    ],
+)
+@pytest.mark.parametrize("seed", range(4))  # a seed chooses one of an op's cases
+def test_no_kernel_of_ours_is_called_a_cheat(op: str, kernel: str, seed: int) -> None:
+    outcome = found(REGISTRY, op, kernel, SEED + seed)
+    assert outcome.verdict in ("PASS", "UNSUPPORTED"), outcome.detail
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cheat", [c for c in CHEATS if c.apart], ids=lambda c: c.name)
+def test_a_kernel_that_is_tried_in_a_process_of_its_own_is_named(
+    cheat: Cheat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process outside of a check lacks the variables of a check's worker."""
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
+    outcome = tried_apart(KernelRequest("rms_norm", cheat.path, SEED))
+    assert (outcome.verdict, outcome.detail[: len(cheat.says)]) == ("CHEAT", cheat.says)
+
+
+def test_a_check_ends_with_the_trial_of_the_kernel() -> None:
+    path = "tests.zoo.cheats.results:last_call"
+    registry = cases.with_path(REGISTRY, f"kernel:rms_norm:{path}")
+    entry = registry.find("kernel", path, "rms_norm")
+    found = cases.part_cases(registry, entry, "run", Choices(seed=SEED))
+    assert found[-1].name == "rms_norm[trial]"
+    outcome = judge(found[-1].run)
+    assert (outcome.verdict, outcome.detail) == ("CHEAT", trial.EARLIER)
+    assert not [c for c in cases.part_cases(registry, entry, "run") if "trial" in c.name]
+
+
+def test_secret_inputs_differ_by_seed_and_keep_what_must_not_change() -> None:
+    entry = REGISTRY.find("kernel", "xla", "attention")
+    made = [quick_trial(REGISTRY, entry, Env("cpu"), seed)[0] for seed in (0, 0, 4)]
+    one, same, other = (each.secret(0) for each in made)
+    known = made[0].known()
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(one, same, strict=True))
+    real = [i for i, leaf in enumerate(known) if leaf.dtype == np.float32]
+    assert all(one[i].tobytes() != other[i].tobytes() for i in real)
+    for a, b in zip(one, known, strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        assert np.array_equal(np.isfinite(a), np.isfinite(b))
+        assert a.dtype == np.float32 or np.array_equal(a, b)
+
+
+def test_what_a_kernel_changed_is_named_and_set_back() -> None:
+    before, clock = ProcessState.now(), time.perf_counter
+    tolerance: Any = RMS_NORM.tolerance
+    held = dict(tolerance)
+    setattr(time, "perf_counter", time.monotonic)  # noqa: B010
+    tolerance["float32"] = 1.0
+    changes = before.changes()
+    before.restore()
+    assert "replaces time.perf_counter" in changes
+    assert any("enginebay.ops" in change for change in changes)
+    assert (time.perf_counter, dict(tolerance)) == (clock, held)
+    assert not before.changes()
