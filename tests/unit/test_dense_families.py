@@ -45,17 +45,17 @@ def test_rows_of_one_tensor_become_the_weight_of_three(index: slice) -> None:
         ("stacked", np.concatenate(parts)),
         ("grouped", np.concatenate(by_head, axis=1).reshape(-1, 3)),
     ):
-        lie: Any = QkvRows(place)
-        source = tensors.fused_qkv(("qkv",), SHAPE, repeats=2, features=(3,), lie=lie)
+        rows: Any = QkvRows(place)
+        source = tensors.fused_qkv(("qkv",), SHAPE, repeats=2, features=(3,), qkv_rows=rows)
         assert (source.names, source.shapes) == (("qkv",), (tensor.shape,))
         np.testing.assert_array_equal(source.build([tensor], (index,)), wanted)
 
 
 def test_neighbours_of_a_rotary_pair_are_moved_apart_in_queries_and_keys_alone() -> None:
     order = [0, 2, 1, 3, 4, 5]
-    parts, lie = separate(), QkvRows(interleaved=4)
+    parts, rows = separate(), QkvRows(interleaved=4)
     plain = tensors.fused_qkv(NAMES, SHAPE, repeats=2, features=(3,)).build(parts, (slice(None),))
-    moved = tensors.fused_qkv(NAMES, SHAPE, repeats=2, features=(3,), lie=lie).build(
+    moved = tensors.fused_qkv(NAMES, SHAPE, repeats=2, features=(3,), qkv_rows=rows).build(
         parts, (slice(None),)
     )
     np.testing.assert_array_equal(moved[:, :-1], plain[:, :-1, order])

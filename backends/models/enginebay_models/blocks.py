@@ -34,7 +34,7 @@ class AttentionLayerConfig:
 
     `repeats` is how often `spec` has each KV head of the checkpoint. With `rope` None, the layer
     has no rotary positions. With `qk_norm_eps` None, queries and keys are not normed; with
-    `qk_norm_joint` one norm is over all heads. RmsNorm describes `norm_offset`, and QkvRows `lie`.
+    `qk_norm_joint` one norm is over all heads. RmsNorm describes `norm_offset`, QkvRows `qkv_rows`.
     """
 
     hidden_size: int
@@ -47,7 +47,7 @@ class AttentionLayerConfig:
     qk_norm_eps: float | None = None
     qk_norm_joint: bool = False
     norm_offset: float = 0.0
-    lie: QkvRows = APART
+    qkv_rows: QkvRows = APART
 
     @property
     def dtype(self) -> str:
@@ -183,13 +183,15 @@ class Attention(nnx.Module):
         spec, hidden = config.spec, config.hidden_size
         heads = (spec.num_kv_heads, spec.group, spec.head_dim)
         fused = (spec.num_kv_heads, spec.group + 2, spec.head_dim)
-        lie, repeats = config.lie, config.repeats
-        own = ("q_proj", "k_proj", "v_proj") if lie.place == "apart" else ("qkv_proj",)
+        qkv_rows, repeats = config.qkv_rows, config.repeats
+        own = ("q_proj", "k_proj", "v_proj") if qkv_rows.place == "apart" else ("qkv_proj",)
         weights, biases = (
             tuple(f"{name}.{one}.{kind}" for one in own) for kind in ("weight", "bias")
         )
-        qkv = tensors.fused_qkv(weights, heads, repeats=repeats, features=(hidden,), lie=lie)
-        qkv_bias = tensors.fused_qkv(biases, heads, repeats=repeats, lie=lie)
+        qkv = tensors.fused_qkv(
+            weights, heads, repeats=repeats, features=(hidden,), qkv_rows=qkv_rows
+        )
+        qkv_bias = tensors.fused_qkv(biases, heads, repeats=repeats, qkv_rows=qkv_rows)
         out = tensors.split_columns(f"{name}.o_proj.weight", (hidden, *heads))
         self.qkv = parameter(("kv_heads", None, None, None), (*fused, hidden), qkv, 1)
         self.qkv_bias = (

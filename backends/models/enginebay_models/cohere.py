@@ -48,7 +48,7 @@ class CohereFamily(ModelFamily):
             windows=(None,) * decoder.num_layers,
             qkv_bias=bias,
             out_bias=bias,
-            lie=QkvRows(interleaved=decoder.rope.rotary_dim),
+            qkv_rows=QkvRows(interleaved=decoder.rope.rotary_dim),
             mlp_norm=False,
             layer_norms=True,
             residual=Residual(parallel=True),

@@ -52,7 +52,7 @@ class Cohere2Family(ModelFamily):
             unrotated_layers=frozenset(i for i, one in enumerate(windows) if one is None),
             qkv_bias=bias,
             out_bias=bias,
-            lie=QkvRows(interleaved=decoder.rope.rotary_dim),
+            qkv_rows=QkvRows(interleaved=decoder.rope.rotary_dim),
             mlp_norm=False,
             layer_norms=True,
             residual=Residual(parallel=True),

@@ -81,7 +81,7 @@ class Variant:
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    lie: QkvRows = APART
+    qkv_rows: QkvRows = APART
     qk_norm: bool = False
     qk_norm_joint: bool = False
     window_rope: RopeSpec | None = None
@@ -171,7 +171,7 @@ def _attention(
         qk_norm_eps=config.norm_eps if variant.qk_norm else None,
         qk_norm_joint=variant.qk_norm_joint,
         norm_offset=variant.norm_offset,
-        lie=variant.lie,
+        qkv_rows=variant.qkv_rows,
     )
 
 

@@ -46,7 +46,7 @@ class Ernie45Family(ModelFamily):
             qkv_bias=bias,
             out_bias=bias,
             mlp_bias=bias,
-            lie=QkvRows(interleaved=decoder.rope.rotary_dim),
+            qkv_rows=QkvRows(interleaved=decoder.rope.rotary_dim),
         )
         return build_decoder(self.name, decoder, variant, dtype=dtype, num_shards=num_shards)
 

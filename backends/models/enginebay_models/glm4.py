@@ -53,7 +53,7 @@ class Glm4Family(ModelFamily):
         variant = Variant(
             windows=(None,) * decoder.num_layers,
             qkv_bias=flag(config, "attention_bias", default=True),
-            lie=QkvRows(interleaved=decoder.rope.rotary_dim),
+            qkv_rows=QkvRows(interleaved=decoder.rope.rotary_dim),
             out_norms=sandwich,
             mlp=FusedMlp,
             names=_NAMES if sandwich else {},

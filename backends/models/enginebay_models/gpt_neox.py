@@ -65,7 +65,7 @@ class GptNeoXFamily(ModelFamily):
             qkv_bias=bias,
             out_bias=bias,
             mlp_bias=True,
-            lie=QkvRows("grouped"),
+            qkv_rows=QkvRows("grouped"),
             layer_norms=True,
             norm_bias=True,
             residual=Residual(parallel=flag(config, "use_parallel_residual", default=True)),

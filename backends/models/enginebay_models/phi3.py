@@ -39,7 +39,7 @@ class Phi3Family(ModelFamily):
         )
         variant = Variant(
             windows=every_window(config, decoder.num_layers),
-            lie=QkvRows("stacked"),
+            qkv_rows=QkvRows("stacked"),
             mlp=FusedMlp,
         )
         return build_decoder(self.name, decoder, variant, dtype=dtype, num_shards=num_shards)

@@ -95,7 +95,7 @@ def fused_qkv(
     *,
     repeats: int,
     features: tuple[int, ...] = (),
-    lie: QkvRows = APART,
+    qkv_rows: QkvRows = APART,
 ) -> TensorSource:
     """Join q, k and v tensors [heads * head_dim, *features] into one weight.
 
@@ -107,7 +107,7 @@ def fused_qkv(
     value.
     """
     num_kv_heads, group, head_dim = shape
-    order = lie.order(head_dim)
+    order = qkv_rows.order(head_dim)
     q_heads, kv_heads = num_kv_heads * group, num_kv_heads // repeats
 
     def rows(reader: np.ndarray, first: int, last: int) -> np.ndarray:
@@ -126,7 +126,7 @@ def fused_qkv(
 
     def build(readers: Sequence[np.ndarray], index: Index) -> np.ndarray:
         first, last, _ = index[0].indices(num_kv_heads)
-        stacked = lie.place == "stacked"
+        stacked = qkv_rows.place == "stacked"
         of_k, of_v = (readers[0], readers[0]) if stacked else (readers[1], readers[2])
         k_start, v_start = (q_heads, q_heads + kv_heads) if stacked else (0, 0)
         q = turned(rows(readers[0], first * group, last * group))
@@ -145,9 +145,11 @@ def fused_qkv(
         return np.concatenate([q, kv], axis=1)[first - low * repeats : last - low * repeats]
 
     q_shape, kv_shape = ((heads * head_dim, *features) for heads in (q_heads, kv_heads))
-    if lie.place == "apart":
+    if qkv_rows.place == "apart":
         return TensorSource(names, (q_shape, kv_shape, kv_shape), build)
-    assert order is None or lie.place == "stacked", "no family has grouped rows in another order"
+    assert order is None or qkv_rows.place == "stacked", (
+        "no family has grouped rows in another order"
+    )
     num_rows = (q_heads + 2 * kv_heads) * head_dim
-    make = build if lie.place == "stacked" else regrouped
+    make = build if qkv_rows.place == "stacked" else regrouped
     return TensorSource(names, ((num_rows, *features),), make)
