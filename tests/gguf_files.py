@@ -24,6 +24,11 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3moe",
+    "SmolLM3ForCausalLM": "smollm3",
+    "GraniteForCausalLM": "granite",
+    "Olmo2ForCausalLM": "olmo2",
+    "GemmaForCausalLM": "gemma",
+    "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
 }
 
@@ -157,8 +162,16 @@ def _add_config(writer: gguf.GGUFWriter, architecture: str, config: Mapping[str,
         writer.add_expert_count(config["num_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    if architecture == "gemma3":
+    if architecture in ("gemma2", "gemma3"):
         writer.add_sliding_window(config["sliding_window"])
+    if architecture == "granite":
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+    if architecture == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
     rule = config.get("rope_scaling")
     if rule and rule["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rule["rope_type"]))
@@ -219,10 +232,10 @@ def _as_stored(
     """Return values as files have them: rotary pairs of llama beside each other, norms of Gemma
     with 1 added.
     """
-    if architecture == "gemma3" and name.endswith("norm.weight"):
+    if architecture.startswith("gemma") and name.endswith("norm.weight"):
         return values + 1
     found = re.search(r"\.([qk])_proj\.", name)
-    if architecture != "llama" or found is None:
+    if architecture not in ("granite", "llama", "smollm3") or found is None:
         return values
     heads = config["num_attention_heads"]
     count = heads if found[1] == "q" else config.get("num_key_value_heads", heads)

@@ -126,7 +126,6 @@ def _gpt_neox_rope(rng: random.Random) -> dict[str, Any]:
     return rng.choice([{}, older, older | linear, {"rope_parameters": newer}])
 
 
-_NORMED_HEADS = {"hidden_size": (64,), "attention_bias": _BOOL, "attention_multiplier": (0.1,)}
 ZOOS: dict[str, Zoo] = {
     "cohere": Zoo(
         {"cohere": "CohereForCausalLM"},
@@ -194,7 +193,8 @@ ZOOS: dict[str, Zoo] = {
     ),
     "nemotron": Zoo(
         {"nemotron": "NemotronForCausalLM"},
-        _COMMON | {"norm_eps": _EPS, "attention_bias": _BOOL, "mlp_bias": _BOOL},
+        _COMMON
+        | {"norm_eps": _EPS, "attention_bias": _BOOL, "mlp_bias": _BOOL, "hidden_size": (32, 64)},
         _rope(partial=(0.5, 1.0)),
     ),
     "olmo2": Zoo({"olmo2": "Olmo2ForCausalLM"}, _RMS | {"attention_bias": _BOOL}, _rope()),

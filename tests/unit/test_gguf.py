@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,17 @@ CONFIG: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 256,
     "norm_topk_prob": True,
+}
+MORE_FIELDS: dict[str, dict[str, Any]] = {
+    "Gemma2ForCausalLM": {"attn_logit_softcapping": 40.0, "final_logit_softcapping": 20.0},
+    "GemmaForCausalLM": {"hidden_act": "gelu_pytorch_tanh"},
+    "GraniteForCausalLM": {
+        "attention_multiplier": 0.25,
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 8.0,
+    },
+    "SmolLM3ForCausalLM": {"num_hidden_layers": 5},
 }
 TYPES = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 MORE_TYPES = ("BF16", "Q4_1", "Q5_0", "Q5_1")
@@ -173,7 +185,7 @@ def test_a_group_without_a_scale_is_its_offset(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", list(ARCHITECTURES))
 def test_an_architecture_has_the_weights_of_its_checkpoint(tmp_path: Path, name: str) -> None:
-    config = CONFIG | {"architectures": [name]}
+    config = CONFIG | {"architectures": [name]} | MORE_FIELDS.get(name, {})
     tensors = random_tensors(config)
     path = write_gguf(tmp_path / "model.gguf", config, tensors, letters(320))
     source = GgufSource(str(path))
@@ -185,6 +197,24 @@ def test_an_architecture_has_the_weights_of_its_checkpoint(tmp_path: Path, name:
         spec = wanted.weight_specs()[path_]
         whole = made.build([tensors[n] for n in made.names], (slice(None),) * len(spec.shape))
         np.testing.assert_allclose(in_f32(weights[path_]), whole, atol=3e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("GraniteForCausalLM", "granite.rope.scaling.finetuned", False),
+        ("Olmo2ForCausalLM", "olmo2.attention.sliding_window", 16),
+    ],
+)
+def test_other_models_of_an_architecture_are_refused_by_their_key(
+    name: str, key: str, value: Any, tmp_path: Path
+) -> None:
+    """Granite without rotary positions, and OLMo 3."""
+    config = CONFIG | {"architectures": [name], "num_hidden_layers": 1} | MORE_FIELDS.get(name, {})
+    tokens = dataclasses.replace(letters(320), more={key: value})
+    path = write_gguf(tmp_path / "model.gguf", config, random_tensors(config), tokens)
+    with pytest.raises(CheckpointError, match=re.escape(key)):
+        GgufSource(str(path)).config  # noqa: B018
 
 
 def test_tensors_of_several_types_join_without_loss(

@@ -11,7 +11,7 @@ import numpy as np
 from enginebay.errors import CheckpointError, UnknownNameError, shown, unknown_name
 from enginebay_models.gguf.header import GgufFile
 from enginebay_models.gguf.metadata import Metadata
-from enginebay_models.hf_config import FULL, SLIDING
+from enginebay_models.hf_config import DEFAULT_WINDOW, FULL, SLIDING
 
 ROPE_DIVISORS = "rope_freqs.weight"
 """Tensor of numbers that rotary frequencies are divided by; it is no weight."""
@@ -59,20 +59,65 @@ def _qwen3moe(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
     }
 
 
+def _granite(metadata: Metadata, file: GgufFile) -> dict[str, Any]:
+    """Return the factors of Granite. Files of its models without rotary positions are refused."""
+    if metadata.get(".rope.scaling.finetuned") is False:
+        raise metadata.refused(".rope.scaling.finetuned", "true, or absent")
+    head_scale = _head_dim(metadata) ** -0.5
+    return dict(_llama(metadata, file)) | {
+        "attention_multiplier": metadata.number(".attention.scale", head_scale),
+        "embedding_multiplier": metadata.number(".embedding_scale", 1.0),
+        "residual_multiplier": metadata.number(".residual_scale", 1.0),
+        "logits_scaling": metadata.number(".logit_scale", 1.0),
+    }
+
+
+def _olmo2(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    if metadata.get(".attention.sliding_window"):
+        raise metadata.refused(".attention.sliding_window", "absent: OLMo 3 is not served so")
+    return {}
+
+
+def _smollm3(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    """Every fourth layer has no rotary positions, as in llama.cpp: a file does not say it."""
+    return dict(_llama(metadata, file)) | {"no_rope_layer_interval": 4}
+
+
+def _gemma(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    return {"hidden_act": "gelu_pytorch_tanh"}
+
+
+_GEMMA2_27B_LAYERS = 46
 _GEMMA3_27B_LAYERS = 62
 _GEMMA3_PATTERN = 6
 
 
-def _gemma3(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
-    """Return the fields of Gemma 3. A file has no factor of the scores: it is that of the heads'
-    size, and in the model of 27 billion weights, which has 62 layers, that of hidden size / heads.
+def _query_scalar(metadata: Metadata, layers_of_27b: int) -> int:
+    """Return what the factor of the scores is made of, which a file does not have: the size of a
+    head, or hidden size / heads in the model of 27 billion weights, which has so many layers.
     """
-    layers, heads = metadata.whole(".block_count"), metadata.whole(".attention.head_count")
-    hidden = metadata.whole(".embedding_length")
-    scalar = hidden // heads if layers == _GEMMA3_27B_LAYERS else _head_dim(metadata)
+    heads, hidden = metadata.whole(".attention.head_count"), metadata.whole(".embedding_length")
+    is_27b = metadata.whole(".block_count") == layers_of_27b
+    return hidden // heads if is_27b else _head_dim(metadata)
+
+
+def _gemma2(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    """Return the fields of Gemma 2, with llama.cpp's defaults of keys that a file lacks."""
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": _query_scalar(metadata, _GEMMA2_27B_LAYERS),
+        "sliding_window": metadata.whole(".attention.sliding_window", DEFAULT_WINDOW),
+        "attn_logit_softcapping": metadata.number(".attn_logit_softcapping", 50.0),
+        "final_logit_softcapping": metadata.number(".final_logit_softcapping", 30.0),
+    }
+
+
+def _gemma3(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    """Return the fields of Gemma 3."""
+    layers = metadata.whole(".block_count")
     fields: dict[str, Any] = {
         "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": scalar,
+        "query_pre_attn_scalar": _query_scalar(metadata, _GEMMA3_27B_LAYERS),
         "rope_local_base_freq": metadata.number(".rope.freq_base_swa", 10000.0),
     }
     if metadata.get(".final_logit_softcapping"):
@@ -93,11 +138,16 @@ def _gemma3(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
 
 
 ARCHITECTURES: Mapping[str, GgufArchitecture] = {
+    "gemma": GgufArchitecture("GemmaForCausalLM", _gemma),
+    "gemma2": GgufArchitecture("Gemma2ForCausalLM", _gemma2),
     "gemma3": GgufArchitecture("Gemma3ForCausalLM", _gemma3),
+    "granite": GgufArchitecture("GraniteForCausalLM", _granite),
     "llama": GgufArchitecture("LlamaForCausalLM", _llama),
+    "olmo2": GgufArchitecture("Olmo2ForCausalLM", _olmo2),
     "qwen2": GgufArchitecture("Qwen2ForCausalLM", _qwen2),
     "qwen3": GgufArchitecture("Qwen3ForCausalLM", _qwen3),
     "qwen3moe": GgufArchitecture("Qwen3MoeForCausalLM", _qwen3moe),
+    "smollm3": GgufArchitecture("SmolLM3ForCausalLM", _smollm3),
 }
 
 

@@ -38,7 +38,12 @@ _PARTS = {
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
 }
-_GEMMA3_PARTS = _PARTS | {
+_GEMMAS = ("gemma", "gemma2", "gemma3")
+_SANDWICHES = ("gemma2", "gemma3", "olmo2")
+"""Architectures with norms of the results of attention and MLP."""
+_INTERLEAVED = ("granite", "llama", "smollm3")
+"""Architectures whose files have the two features of a rotary pair beside each other."""
+_SANDWICH_PARTS = _PARTS | {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
@@ -59,7 +64,7 @@ _VALUE_DTYPES: Mapping[str, Any] = {
 
 def model_name(name: str, architecture: str) -> str:
     """Return the name that models have for a tensor; an unknown name is returned unchanged."""
-    parts = _GEMMA3_PARTS if architecture == "gemma3" else _PARTS
+    parts = _SANDWICH_PARTS if architecture in _SANDWICHES else _PARTS
     found = _LAYER.fullmatch(name)
     if found is None or found[2] not in parts:
         return _WHOLE.get(name, name)
@@ -68,7 +73,7 @@ def model_name(name: str, architecture: str) -> str:
 
 def file_name(name: str, architecture: str) -> str:
     """Return the name that files have for a tensor of a model."""
-    parts = _GEMMA3_PARTS if architecture == "gemma3" else _PARTS
+    parts = _SANDWICH_PARTS if architecture in _SANDWICHES else _PARTS
     of_model = {own: usual for usual, own in parts.items()}
     if (expert := _MODEL_EXPERT.fullmatch(name)) is not None:
         return f"blk.{expert[1]}.ffn_{expert[2]}_exps.weight"
@@ -127,14 +132,14 @@ def check_shapes(model: Model, file: GgufFile, tensors: Tensors, architecture: s
 def _opened(info: GgufTensorInfo, config: Mapping[str, Any]) -> StoredTensor | QuantizedTensor:
     architecture = config["model_type"]
     form = BLOCK_TYPES[info.type_number]
-    heads = _interleaved_heads(info.name, config) if architecture == "llama" else None
+    heads = _interleaved_heads(info.name, config) if architecture in _INTERLEAVED else None
     order = None if heads is None else _rotary_order(info, heads)
     if form.decode is not None:
         return _quantized(info, form, order)
     change: Callable[[np.ndarray], np.ndarray] | None = None
     if order is not None:
         change = lambda values: values[order]  # noqa: E731
-    elif architecture == "gemma3" and info.name.endswith("norm.weight"):
+    elif architecture in _GEMMAS and info.name.endswith("norm.weight"):
         change = _without_one
     facts = {"dtype": form.name, "shape": info.shape, "data_offsets": (0, tensor_bytes(info))}
     return StoredTensor(info.data, info.path, info.name, facts, info.start, change)
@@ -153,7 +158,7 @@ def _interleaved_heads(name: str, config: Mapping[str, Any]) -> int | None:
 
 
 def _rotary_order(info: GgufTensorInfo, heads: int) -> np.ndarray:
-    """Return the rows of queries or keys in the order of the models. A llama's files have the two
+    """Return the rows of queries or keys in the order of the models. Some files have the two
     features of a rotary pair beside each other; models have the first features of all pairs first.
     """
     rows = info.shape[0]
