@@ -13,12 +13,13 @@ from enginebay import LLM
 from enginebay.contracts.cache import Lease
 from enginebay.contracts.engine import RowPlan
 from enginebay.errors import CompilationError, InputError
+from enginebay.ops.sampling import position_keys
 from enginebay.types import MAX_STOP_TOKENS, SamplingParams
 from enginebay_runtime.assemble import prefill_writes
 from enginebay_runtime.device import COLUMNS, DeviceRows, write_history
 from enginebay_runtime.engine import StepEngine
 from enginebay_runtime.rows import RowTable
-from enginebay_runtime.verify import advance_guessed
+from enginebay_runtime.verify import _at_every_position, advance_guessed
 from enginebay_testing.driver import RequestDriver, request_of
 from enginebay_testing.subject import penalty_params
 from tests.brief import LEAST
@@ -123,6 +124,28 @@ def test_a_row_takes_guessed_tokens_to_its_end_and_to_the_first_wrong_guess() ->
     assert kept.tolist() == [[91, 91, -1], [-1, -1, -1], [93, -1, -1], [94, 94, -1]]
     assert after.length.tolist() == [5, 5, 1, 9]
     assert not holds.any()
+
+
+def test_guessed_tokens_are_drawn_with_the_keys_of_tokens_that_are_decoded_one_by_one() -> None:
+    width, keys = 3, np.arange(2 * ROWS, dtype=np.uint32).reshape(ROWS, 2)
+    rows = dataclasses.replace(some_rows(), keys=keys, token_ids=np.zeros((ROWS, 0), np.int32))
+
+    def drawn_with(rows: DeviceRows) -> tuple[jax.Array, jax.Array]:
+        state = rows.sampling_state()
+        return jax.random.key_data(position_keys(state)), state.params.repetition_penalty
+
+    @jax.jit
+    def at_once(rows: DeviceRows) -> tuple[jax.Array, jax.Array]:
+        return drawn_with(_at_every_position(rows, width))
+
+    def one_by_one(rows: DeviceRows) -> Iterator[tuple[jax.Array, jax.Array]]:
+        for _ in range(width):
+            yield jax.jit(drawn_with)(rows)
+            rows = ADVANCED(rows, int32(*[91] * ROWS), np.ones(ROWS, np.bool_))
+
+    for place, expected in enumerate(one_by_one(rows)):
+        for found, wanted in zip(at_once(rows), expected, strict=True):
+            np.testing.assert_array_equal(found[place::width], wanted)
 
 
 def test_tokens_are_recorded_by_row_and_position_and_padding_is_dropped() -> None:

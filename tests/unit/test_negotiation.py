@@ -118,7 +118,16 @@ def test_limits_of_rows_and_contexts_are_held_against_the_engines(
     assert ("external", why) in planned(impl, paged(64), many).refused
 
 
-def test_every_cache_group_is_held_against_a_kernel_with_the_groups_own_layout() -> None:
+@pytest.mark.parametrize(
+    ("impl", "why"),
+    [
+        ("NARROW", "does not support head_dim 128"),
+        ("PAGES_OF_64", "does not support page size 32"),
+    ],
+)
+def test_every_cache_group_is_held_against_a_kernel_with_the_groups_own_layout(
+    impl: str, why: str
+) -> None:
     plan = make_plan(make_config(SMALL, paged(64)))
     info, (group,) = plan.model.info, plan.model.info.groups
     wide = dataclasses.replace(group, name="full_vocab", head_dim=128, v_head_dim=128)
@@ -131,16 +140,16 @@ def test_every_cache_group_is_held_against_a_kernel_with_the_groups_own_layout()
     def steps(layout: str, kind: type[KVLayout], decode: Caps) -> list[AttentionProblem]:
         problems: list[AttentionProblem] = []
         for bucket, layouts in plan.kernels.steps(decode):
-            other = dataclasses.replace(layouts[group.name], head_dim=128)
+            other = dataclasses.replace(layouts[group.name], head_dim=128, page_size=32)
             problems.append((bucket, {**layouts, "full_vocab": other}))
         seen.append(layout)
         return problems
 
-    registry = with_parts(Declaration("kernel", "external", f"{__name__}:NARROW", op="attention"))
+    registry = with_parts(Declaration("kernel", "external", f"{__name__}:{impl}", op="attention"))
     args = (registry, plan.config, plan.platform.env())
     chosen = choose_kernels(*args, two, plan.placement, "hnd", steps)
     reason = choice(chosen.reasons, "kernels.attention.mixed")
-    assert ("external", "does not support head_dim 128") in reason.refused
+    assert ("external", why) in reason.refused
     alone = choose_kernels(*args, info, plan.placement, "hnd", steps)
     assert choice(alone.reasons, "kernels.attention.mixed").chosen == "external"
     assert set(seen) == {"hnd"}

@@ -153,7 +153,7 @@ def test_time_to_live_counts_from_the_last_use_in_every_tier() -> None:
     run(ledger, prompt(60))
     clock.now_s = 6.0
     run(ledger, prompt(60, 1))  # the pages of the first request move to the host
-    clock.now_s = 9.9
+    clock.now_s = 9.95  # old pages are forgotten every tenth of a second, but not found before
     assert ledger.num_cached_tokens(prompt(60)) == 56
     clock.now_s = 10.0
     assert ledger.num_cached_tokens(prompt(60)) == 0

@@ -6,12 +6,14 @@ verify are in test_verifying.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from enginebay import SamplingParams
+from enginebay.contracts.proposer import Proposer
 from enginebay.errors import InternalError
 from enginebay_testing.subject import greedy, penalty_params, random_prompts, seeded
 from tests.brief import TINY
@@ -108,6 +110,30 @@ def test_drafts_that_hold_are_followed_by_more_in_the_same_step(
             width = DRAFTS + 1
             assert far.num_asked <= 1 + -(-NUM_NEW // (made.llm.plan.config.draft_passes * width))
             assert metrics.num_accepted_tokens == metrics.num_draft_tokens
+
+
+class LateOracle(Proposer):
+    """Drafts wrong tokens until a row has `wrong_until` tokens, and right ones from then on."""
+
+    def __init__(self, known: Sequence[list[int]], wrong_until: int) -> None:
+        self.wrong, self.right = Oracle(known, wrong_every=1), Oracle(known)
+        self.wrong_until = wrong_until
+
+    def propose(self, token_ids: np.ndarray, most: int) -> np.ndarray:
+        oracle = self.wrong if len(token_ids) < self.wrong_until else self.right
+        return oracle.propose(token_ids, most)
+
+
+def test_a_row_that_gave_its_drafts_up_drafts_again_when_they_would_have_held(
+    made: Changing,
+) -> None:  # holds G505
+    [prompt] = random_prompts(90, (8,), seed=11)
+    plain, known = plain_and_known(made, [prompt], KINDS["greedy"])
+    late = LateOracle(known, len(prompt) + NUM_NEW // 2)
+    drafted = run(made, [prompt], KINDS["greedy"], late)
+    assert tokens_of(drafted) == plain
+    assert drafted[0].metrics is not None
+    assert drafted[0].metrics.num_accepted_tokens > 0
 
 
 def test_alone_and_with_neighbours_that_have_penalties_or_no_drafts(made: Changing) -> None:

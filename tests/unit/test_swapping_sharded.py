@@ -7,11 +7,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from enginebay import LLM
 from enginebay.compose.override import overridden_plan
+from enginebay.compose.plan import Plan
+from enginebay.compose.shadowing import with_shadow
+from enginebay.config import DEFAULT_AXIS_RULES
+from enginebay.config_sections import ShadowChoice
+from enginebay.contracts.placement import make_placement
 from enginebay.errors import IncorrectError, UnsupportedError
+from enginebay_runtime.shadow_steps import compare_outputs
 from enginebay_xla import collectives
 from enginebay_xla.attention import CAPS, xla_attention
 from tests.brief import BRIEF, TINY
@@ -57,6 +65,29 @@ def test_a_shadow_compares_what_is_split(sharded: LLM, expected: list[int]) -> N
     assert len(report.layers) == 3 * sharded.plan.model.info.groups[0].num_layers
     assert all(layer.num_tokens and not layer.num_cache_differences for layer in report.layers)
     assert all(layer.relative < 1e-5 and not layer.num_nonfinite for layer in report.layers)
+
+
+@pytest.mark.parametrize("head", range(4))
+def test_a_shadow_notices_what_one_device_alone_computes_wrongly(head: int) -> None:
+    mesh = make_placement(jax.devices(), {"tensor": 2}, DEFAULT_AXIS_RULES).mesh
+    assert mesh is not None
+    right = np.ones((3, 4, 8), np.float32)
+    wrong = right.copy()
+    wrong[1, head, 5] = 3.0
+    real = np.array([True, True, False])
+
+    def outputs(*arrays: np.ndarray) -> tuple[jax.Array, ...]:
+        by_heads = NamedSharding(mesh, PartitionSpec(None, "tensor"))
+        return (*(jax.device_put(array, by_heads) for array in arrays), jax.device_put(real))
+
+    chosen = outputs(right, right, right)
+    for candidate, expected in (
+        ((wrong, right, right), (2.0, 2.0, 0, 0, 2)),
+        ((right, wrong, right), (0.0, 0.0, 0, 1, 2)),
+        ((right, right, wrong), (0.0, 0.0, 0, 1, 2)),
+    ):
+        found = compare_outputs(chosen, outputs(*candidate))
+        assert [float(one) for one in found] == list(expected)
 
 
 @pytest.mark.long
@@ -133,6 +164,13 @@ def test_another_all_reduce_that_is_right_has_the_same_tokens(
         assert tokens(sharded) == expected
 
 
+def shadowed(plan: Plan, op: str, name: str) -> Plan:
+    shadow = {op: ShadowChoice(name=name, share=0.5)}
+    return with_shadow(
+        dataclasses.replace(plan, config=plan.config.model_copy(update={"shadow": shadow}))
+    )
+
+
 def test_what_cannot_be_split_is_refused(sharded: LLM) -> None:
     plan = sharded.plan
     without = dataclasses.replace(plan.kernels.ops["linear"], partition=None)
@@ -140,6 +178,9 @@ def test_what_cannot_be_split_is_refused(sharded: LLM) -> None:
     stiff = dataclasses.replace(plan, kernels=dataclasses.replace(plan.kernels, ops=ops))
     with pytest.raises(UnsupportedError, match=r"linear = native .*weights split over devices"):
         overridden_plan(stiff, {"linear": "native"}, check=False)
+    with pytest.raises(UnsupportedError, match=r"shadow.linear = 'native' .*weights split over"):
+        shadowed(stiff, "linear", "native")
+    assert shadowed(plan, "linear", "native").shadow is not None, "the rule of the op splits it"
     whole = dataclasses.replace(CAPS, features=CAPS.features - {"shard_map"})
     attention = dataclasses.replace(xla_attention, caps=whole)
     with pytest.raises(UnsupportedError, match=r"attention.decode = \S+ cannot .*shard_map"):
