@@ -18,6 +18,7 @@ from enginebay_testing.kernel_trial import KernelRequest, quick_trial, registere
 from enginebay_testing.process_state import ProcessState
 from enginebay_testing.suites import Choices
 from enginebay_testing.verdicts import Outcome, judge
+from tests.zoo.cheats.__main__ import Finding, summary
 from tests.zoo.cheats.listed import CHEATS, Cheat
 
 SEED = 20_261_129
@@ -50,7 +51,18 @@ def test_a_cheat_is_named(cheat: Cheat) -> None:
 
 def test_the_zoo_has_cheats_of_every_kind() -> None:
     assert len({cheat.path for cheat in CHEATS}) == len(CHEATS) >= 20
-    assert {cheat.says for cheat in CHEATS} >= set(trial.KINDS)
+    assert {trial.ADDRESS, *(cheat.says for cheat in CHEATS)} >= set(trial.KINDS)
+
+
+def test_the_table_counts_the_cheats_that_a_command_met() -> None:
+    found = [
+        Finding("results_last_call", "check", named=True, says=""),
+        Finding("results_late", "check", named=False, says=""),
+        Finding("inputs_writes", "tune", named=True, says=""),
+    ]
+    lines = summary(found).splitlines()
+    assert lines[2] == "| return, keep or delay results | 1/2 | 0/0 | 0/0 | 0/0 |"
+    assert lines[-1] == "| all | 1/2 | 0/0 | 1/1 | 0/0 |"
 
 
 def test_a_right_kernel_passes_its_trial() -> None:

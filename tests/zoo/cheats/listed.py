@@ -34,7 +34,7 @@ def _cheat(
 CHEATS = (
     _cheat("results:last_call", trial.EARLIER),
     _cheat("results:first_forever", trial.EARLIER),
-    _cheat("results:same_address", trial.ADDRESS),
+    _cheat("results:same_address", trial.EARLIER),  # or ADDRESS, which begins with the same words
     _cheat("results:some_rows", trial.ROWS),
     _cheat("results:by_contents", trial.CACHED),
     _cheat("results:few_calls", trial.FIRST),
