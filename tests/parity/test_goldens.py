@@ -97,7 +97,13 @@ def test_model_agrees_with_transformers(variant: str, tmp_path: Path) -> None:
     check(loaded(tmp_path, variant), variant, list(range(len(tiny.PROMPT_LENGTHS))))
 
 
-@pytest.mark.parametrize("variant", tiny.RARELY)
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(variant, marks=[] if variant in tiny.QUICK else [pytest.mark.long])
+        for variant in tiny.RARELY
+    ],
+)
 def test_one_prompt_agrees_with_transformers(variant: str, tmp_path: Path) -> None:
     check(loaded(tmp_path, variant), variant, [2])
 

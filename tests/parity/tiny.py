@@ -241,7 +241,9 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Families with one configuration here; family_zoo.py draws more."""
 RARELY = tuple(f"{family}-one" for family in _ONE_EACH)
-"""Variants of which `make test` compares one prompt."""
+"""Variants of which tests compare one prompt."""
+QUICK = ("cohere-one", "gpt_neox-one", "olmo2-one", "phi3-one")
+"""Those of `make test`: each has parts of the shared blocks that the others lack."""
 _FAMILIES = {
     "deepseek_v2": ("DeepseekV2ForCausalLM", _DEEPSEEK_V2),
     "gemma3": ("Gemma3ForCausalLM", _GEMMA3),

@@ -15,6 +15,7 @@ FLOATS = frozenset({"bfloat16", "float32"})
 """In float16, JAX asks for products that XLA lacks on CPUs (ValueError: F16_F16_F32)."""
 
 CAPS = Caps(
+    platforms=frozenset({"cpu", "cuda", "tpu"}),
     layouts=("hnd", "nhd", "tpu_rpa"),
     q_dtypes=FLOATS,
     kv_dtypes=FLOATS,

@@ -118,26 +118,31 @@ def online(given: Scores, *, block: int, backwards: bool = False) -> Result:
     """Blocks of keys one after the other, the first or the last one first, with a running
     maximum. A sink is where the sums begin.
     """
-    blocks = _in_blocks(given, block)
-    maximum = jnp.full(given.scores.shape[:-1], LOWEST)
+    length = given.scores.shape[-1]
+    count = -(-length // block)
+    missing = count * block - length
+    scores = jnp.pad(
+        given.scores, [(0, 0)] * 3 + [(0, missing)], mode="constant", constant_values=-jnp.inf
+    )
+    values = jnp.pad(given.values.astype(jnp.float32), [(0, missing), (0, 0), (0, 0)])
+    maximum = jnp.full(scores.shape[:-1], LOWEST)
     total = jnp.zeros_like(maximum)
     if given.sinks is not None:
         maximum = jnp.broadcast_to(given.sinks, maximum.shape)
         total = jnp.ones_like(maximum)
 
-    def add(
-        state: tuple[jax.Array, ...], some: tuple[jax.Array, jax.Array]
-    ) -> tuple[tuple[jax.Array, ...], None]:
+    def add(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         maximum, total, out = state
-        higher = jnp.maximum(maximum, some[0].max(axis=-1))
-        weights = given.exp(some[0] - higher[..., None])
+        first = (count - 1 - i if backwards else i) * block
+        some = jax.lax.dynamic_slice_in_dim(scores, first, block, axis=-1)
+        higher = jnp.maximum(maximum, some.max(axis=-1))
+        weights = given.exp(some - higher[..., None])
         keep = given.exp(maximum - higher)
-        out = out * keep[..., None] + products(weights, some[1])
-        return (higher, total * keep + weights.sum(axis=-1), out), None
+        new = products(weights, jax.lax.dynamic_slice_in_dim(values, first, block))
+        return higher, total * keep + weights.sum(axis=-1), out * keep[..., None] + new
 
-    out = jnp.zeros((*maximum.shape, blocks[1].shape[-1]), jnp.float32)
-    found, _ = jax.lax.scan(add, (maximum, total, out), blocks, reverse=backwards)
-    maximum, total, out = found
+    out = jnp.zeros((*maximum.shape, values.shape[-1]), jnp.float32)
+    maximum, total, out = jax.lax.fori_loop(0, count, add, (maximum, total, out))
     return out / jnp.where(total == 0, 1.0, total)[..., None], given.lse(maximum, total)
 
 
