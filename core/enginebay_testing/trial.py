@@ -59,7 +59,7 @@ delay single calls: on a CPU, the processor's time must differ as much.
 LATE_S = 0.3
 """Seconds in which a wrong result must not change any more."""
 
-IDLE_S, BUSY_SHARE, NUM_IDLE = 0.04, 0.1, 4
+IDLE_S, BUSY_SHARE, NUM_IDLE = 0.04, 0.1, 50
 """Seconds of a pause, the share of a processor that a process may use in it, and how many pauses
 must all be busy.
 """

@@ -78,26 +78,25 @@ def check_unknown(
         if known is not None and not known.asks(value):
             continue
         (ignored if name in api.ignored else wrong).append(name)
-    refuses = wrong and settings.unknown_fields == "refuse"
-    error = _unread(body, min(wrong)) if refuses else None
+    first = min(wrong, default="")
+    given = shown(extra[first]) if first else ""
     extra.clear()  # they may be large, and nothing reads them
-    if error is not None:
-        raise error
+    if wrong and settings.unknown_fields == "refuse":
+        raise _unread(type(body), first, given)
     first_names = heapq.nsmallest(MAX_IGNORED, {*ignored, *wrong})
     names = [name[:100] for name in first_names if name.isascii() and name.isprintable()]
     return {IGNORED_HEADER: ", ".join(names)[:1000]} if names else {}
 
 
-def _unread(body: Body, name: str) -> ApiError:
-    """Return the error of a field that is refused or unknown."""
-    known = body.api_fields.refused.get(name)
+def _unread(kind: type[Body], name: str, given: str) -> ApiError:
+    """Return the error of a field that is refused or unknown, for its shown value."""
+    known = kind.api_fields.refused.get(name)
     if known is None:
-        near = nearest(name, type(body).model_fields)
+        near = nearest(name, kind.model_fields)
         hint = f"Did you mean {near!r}?" if near else "Leave it out."
         message = f"unknown field {shown(name)}. {hint}"
         return ApiError(400, message, param=name[:200], code="unknown_parameter")
     neutral = " or ".join(["null", *map(json.dumps, known.neutral)])
-    given = shown((body.model_extra or {})[name])
     return ApiError(
         400,
         f"{name} = {given}. Allowed: {neutral}, because it is not supported here: {known.why}. "
