@@ -204,7 +204,7 @@ def asked_for(impl: TunableOp, env: Env, problem: Problem) -> OpProblem | None:
     return asked[0] if asked and impl.candidates(env, asked[0]) else None
 
 
-def noise(shape: tuple[int, ...], dtype: str, seed: int, number: int) -> np.ndarray:
+def noise(shape: tuple[int, ...], dtype: str, seed: int, number: int = 0) -> np.ndarray:
     """Return normal values of a dtype, repeated after PERIOD values. `number`: which of the arrays
     of a seed.
     """

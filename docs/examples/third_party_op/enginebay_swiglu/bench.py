@@ -25,7 +25,7 @@ def problems(shape: Shape, setting: BenchSetting) -> list[Problem]:
     """Return one problem: the step's tokens through the MLP of the shape's layer."""
     layer = shape.layer
     sizes = ((shape.num_tokens(), layer.hidden), *[(layer.mlp, layer.hidden)] * 2)
-    arrays = (noise(size, setting.dtype, seed) for seed, size in enumerate(sizes))
+    arrays = (noise(size, setting.dtype, setting.seed, i) for i, size in enumerate(sizes))
     return [call_problem(SWIGLU, shape, OpCall(tuple(arrays)))]
 
 
