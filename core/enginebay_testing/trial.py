@@ -371,14 +371,18 @@ def _is_busy() -> bool:
 
 @contextlib.contextmanager
 def _watched(rivals: Mapping[str, Callable[..., Any]], kernel: Any) -> Iterator[set[str]]:
-    """Yield the names of the rivals that are called meanwhile, in any thread. Python 3.11 cannot
-    watch, and yields nothing.
+    """Yield the names of the rivals that are called meanwhile, in any thread. Rivals of the
+    kernel's own package may be its parts. Python 3.11 cannot watch, and yields nothing.
     """
     answered: set[str] = set()
     monitoring = getattr(sys, "monitoring", None)
     own = _code_of(kernel)
     codes = {_code_of(rival): name for name, rival in reversed(list(rivals.items()))}
-    codes = {code: name for code, name in codes.items() if code not in (None, own)}
+    codes = {
+        code: name
+        for code, name in codes.items()
+        if code not in (None, own) and not _is_of_same_package(rivals[name], kernel)
+    }
     if monitoring is None or not codes or monitoring.get_tool(_TOOL) is not None:
         yield answered
         return
@@ -397,6 +401,17 @@ def _watched(rivals: Mapping[str, Callable[..., Any]], kernel: Any) -> Iterator[
             monitoring.set_local_events(_TOOL, code, 0)
         monitoring.register_callback(_TOOL, monitoring.events.PY_START, None)
         monitoring.free_tool_id(_TOOL)
+
+
+def _is_of_same_package(one: Any, other: Any) -> bool:
+    """Return whether one package has the code of both."""
+    packages = []
+    for function in (one, other):
+        while isinstance(function, functools.partial):
+            function = function.func
+        module = getattr(function, "__module__", None) or type(function).__module__
+        packages.append(module.partition(".")[0])
+    return packages[0] == packages[1]
 
 
 _TOOL = 4

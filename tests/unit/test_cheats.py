@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -132,3 +133,19 @@ def test_what_a_kernel_changed_is_named_and_set_back() -> None:
     assert any("enginebay.ops" in change for change in changes)
     assert (time.perf_counter, dict(tolerance)) == (clock, held)
     assert not before.changes()
+
+
+@pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="Python 3.11 cannot tell who answers")
+def test_a_kernel_may_be_made_of_the_reference_of_its_own_package() -> None:
+    def reference(x: int) -> int:
+        return x
+
+    def kernel(x: int) -> int:
+        return reference(x)
+
+    kernel.__module__ = "mine.blocks"
+    for module, named in (("mine.plain", set()), ("other.plain", {"reference"})):
+        reference.__module__ = module
+        with trial._watched({"reference": reference}, kernel) as answered:
+            kernel(1)
+        assert answered == named
