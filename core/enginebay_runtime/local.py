@@ -344,7 +344,9 @@ class LocalExecutor(Executor):
                 make(key, report, elsewhere)
             except EndedError:
                 raise
-            except BaseException:  # a step that needs this program tries again, and tells why not
+            except (
+                BaseException
+            ):  # the first step that needs it compiles again and raises the error
                 self.compilations.came(key)
                 raise
 

@@ -1,6 +1,6 @@
 """The program of a process in which nothing checks or times: it calls a kernel on a quick case, as
-an engine would. `kernel_trial` gives its text to a Python of its own, so that no module, argument
-or frame tells the kernel of a check.
+an engine would. `kernel_trial` passes this source to another Python process, so that the kernel
+finds no module, argument or stack frame of a check.
 
 The input is a pickled mapping: the names of the op, the kernel and the layout, the number of the
 case, and the arrays that replace the case's inputs. The output is the results by name, pickled.

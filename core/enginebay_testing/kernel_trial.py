@@ -47,7 +47,7 @@ BARE = Path(__file__).with_name("bare_call.py")
 
 
 def drawn_seed() -> int:
-    """Return a seed that nobody knows before the run."""
+    """Return a random seed, which a kernel cannot know before the run."""
     return secrets.randbelow(2**32)
 
 

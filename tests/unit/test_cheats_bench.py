@@ -85,7 +85,14 @@ def test_nothing_is_kept_of_a_kernel_that_cheats_with_one_configuration() -> Non
     assert (one.entry, one.reason, one.cheats) == (None, f"{CHEAT}: {FIRST}", True)
 
 
-@pytest.mark.parametrize("op", [op for op, one in OPS.items() if one.bench])
+@pytest.mark.parametrize(
+    "op",
+    [
+        pytest.param(op, marks=[] if op == "rms_norm" else [pytest.mark.long])
+        for op, one in OPS.items()
+        if one.bench
+    ],
+)
 def test_a_seed_makes_the_numbers_of_a_benchmark(op: str) -> None:
     def leaves(seed: int) -> list[bytes]:
         of_seed = dataclasses.replace(setting(), seed=seed)

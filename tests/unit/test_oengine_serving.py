@@ -304,6 +304,4 @@ def ends_early(ticket: Running) -> bool:
 def test_random_requests_and_aborts_leak_no_page(start: Loops) -> None:
     loop = start()
     num_early = [run_with_random_aborts(loop, 60, seed) for seed in range(8)]
-    assert sum(num_early) > 10, (
-        "too few were aborted while they waited or ran"
-    )  # few on a busy machine
+    assert sum(num_early) > 40, "too few were aborted while they waited or ran"

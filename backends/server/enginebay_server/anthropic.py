@@ -77,7 +77,7 @@ class OutputConfig(BaseModel):
     effort: Name | None = None
     format: AnswerSchema | None = None
     task_budget: dict[str, Any] | None = None
-    """Accepted: a client sends it to a model that was told to plan with it."""
+    """Ignored, and named in the header: models here are not told the token budget of a task."""
 
 
 class CountBody(Body):

@@ -1,5 +1,5 @@
-"""The fields of the APIs that the server answers, by path: those that it honours, those that it
-accepts although they change no answer here, and those that it refuses, with the reason.
+"""The request fields of each path: the server honours some, accepts others without an effect, and
+refuses the rest with a reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ApiFields:
 
     honoured: frozenset[str] = frozenset()
     ignored: Mapping[str, UnreadField] = dataclasses.field(default_factory=dict)
-    """Accepted; the header of the answer names those that ask for something."""
+    """Accepted without an effect. The response header names each one whose value asks for one."""
     refused: Mapping[str, UnreadField] = dataclasses.field(default_factory=dict)
 
 
