@@ -225,6 +225,8 @@ def test_a_program_that_cannot_be_compiled_no_longer_comes(
         raise MemoryError("no room for its program")
 
     monkeypatch.setattr(StepCompiler, "make_missing", cannot)
+    # Other tests use the same LLM, whose own jobs have not run.
+    monkeypatch.setattr(executor, "_background", executor._background)
     background = executor.compile_first_steps([*first, *later])
     assert executor.compilations.coming
     background._run_jobs(threading.Event())  # the fixture lets no thread start
