@@ -7,15 +7,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from enginebay import LLM, SamplingParams
 from enginebay.contracts.text import StopChecker
+from enginebay.serving.assemble import CompletionReader
+from enginebay.serving.running import TokenEvent
+from enginebay.types import Request
 from tests.brief import BRIEF
-from tests.fakes import install
+from tests.fakes import install, sampling_of
 from tests.unit.serving import SIZES, assert_idle, with_
+from tests.unit.test_text import byte_level
 
 PROMPT = "Once upon a time"
 ON = SamplingParams(max_tokens=12, temperature=1.5, seed=4, ignore_eos=True, min_tokens=1)
@@ -53,6 +58,20 @@ def test_a_stop_text_counts_when_it_ends_late(
         assert wanted.startswith(shown), "text was shown that the stop text cuts"
     assert shown + checker.flush() == wanted
     assert checker.met == (None if found is None else found[1])
+
+
+@pytest.mark.parametrize(("least", "reason"), [(1, "stop"), (2, "length")])
+def test_half_a_character_at_the_end_counts_as_its_token_does(
+    least: int, reason: str
+) -> None:  # holds SG2
+    tokenizer = byte_level()
+    ids = tuple(tokenizer.encode("日"))[:2]  # what is left of it is the text of an error
+    assert tokenizer.decode(ids) == "\ufffd"
+    sampling = sampling_of(2, min_tokens=least, stop=["\ufffd"])
+    request = Request("r", np.asarray([5], np.int32), sampling, (0, 0), 0.0)
+    reader = CompletionReader(request, tokenizer, lambda _: None)
+    reader.feed(TokenEvent(ids, "length"))
+    assert (reader.text, reader.finish_reason) == ("\ufffd" if least == 2 else "", reason)
 
 
 @pytest.fixture(scope="module")
