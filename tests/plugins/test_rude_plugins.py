@@ -19,6 +19,8 @@ from enginebay.plugins.registry import Registry, import_target, load_registry
 from tests.brief import BRIEF
 from tests.unit.serving import SIZES
 
+pytestmark = pytest.mark.xdist_group("rude_plugins")  # they share a listing of a few seconds
+
 GOOD = """
 from enginebay.plugins.hooks import hookimpl
 @hookimpl

@@ -28,7 +28,7 @@ from enginebay_runtime.parts_of_step import decode_parts, prefill_parts
 from enginebay_runtime.programs import FIRST_TOKENS, first_steps, is_near, several_rows
 from tests.unit.serving import DEADLOCK_S
 
-ENGINES = ("oengine", pytest.param("vinference", marks=pytest.mark.long))
+ENGINES = [pytest.param(name, marks=pytest.mark.long) for name in ("oengine", "vinference")]
 PROMPTS = ["Once upon a time", "The snail " * 30, "a", "b c d e f " * 12, "The sun"]
 
 
@@ -235,7 +235,6 @@ def test_a_program_that_cannot_be_compiled_no_longer_comes(
     assert "no room for its program" in caplog.text
 
 
-@pytest.mark.long
 def test_hidden_states_and_prompt_logprobs_of_parts_are_joined(both: tuple[LLM, LLM]) -> None:
     usual, first = both
     texts = ["The snail " * 40, "a cat"]
