@@ -72,7 +72,9 @@ class NonFiniteError(StoppedError):
 
 
 class CompilationError(UnsupportedError):
-    """A program would have to be compiled while `forbid_compiling` is on."""
+    """A program would have to be compiled while `forbid_compiling` is on, or for which the process
+    has no memory maps left.
+    """
 
 
 class InternalError(EnginebayError):

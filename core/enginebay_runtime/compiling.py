@@ -33,6 +33,7 @@ from enginebay.jax_config import seen_entries
 from enginebay.ops import prefill_columns as columns
 from enginebay_runtime.full_vocab import FullVocab
 from enginebay_runtime.layered import MIN_LAYERS, LayeredStep, ProgramCalls, split_step
+from enginebay_runtime.memory_maps import require_maps
 from enginebay_runtime.prefill import forward_step, sample_step
 from enginebay_runtime.programs import ProgramName, parts_of, program_name
 from enginebay_runtime.small_programs import abstract_array
@@ -421,7 +422,10 @@ class StepCompiler:
         return joined
 
     def compile(self, key: StepKey, lowered: Lowered) -> Any:
-        """Compile a lowered part. Any thread may call this."""
+        """Compile a lowered part. Any thread may call this. CompilationError where the process has
+        no memory maps left.
+        """
+        require_maps(str(key))
         is_layered = lowered.calls is not None
         compiled = self._shared if is_layered else compiled_with_entries
         with self._compilations.timed():
@@ -447,10 +451,11 @@ class StepCompiler:
 
     def load(self, part: StepKey) -> Any | None:
         """The program of a part that another process has stored, or None. Any thread may call
-        this.
+        this. CompilationError as for compile().
         """
         if self._store is None:
             return None
+        require_maps(str(part))
         name = self.stored_name(part)
         with self._compilations.timed():
             splits = self._source.splits(part, layered=self._layered)
