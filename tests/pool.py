@@ -74,11 +74,21 @@ def key_of(plan: Plan) -> tuple[object, ...] | None:
     )
 
 
+MAX_IDLE = 12
+"""Engines that the pool keeps. The programs of one take up to ten thousand of the memory maps of a
+process, of which Linux allows 65,530.
+"""
+
+
 class EnginePool:
-    """Idle engines by key. An engine that comes back must be idle; its cache is emptied."""
+    """Idle engines by key. An engine that comes back must be idle; its cache is emptied. Those that
+    came back first are closed when there are more than MAX_IDLE.
+    """
 
     def __init__(self) -> None:
         self._free: dict[tuple[object, ...], list[Engine]] = {}
+        self._idle: list[tuple[tuple[object, ...], Engine]] = []
+        """All free ones, in the order in which they came back."""
         self.num_made = 0
         self.num_leased = 0
 
@@ -99,7 +109,11 @@ class EnginePool:
             free = self._free.setdefault(key, [])
             if not free:
                 self.num_made += 1
-            engine = free.pop() if free else make_engine(plan, progress)
+            if free:
+                engine = free.pop()
+                self._idle.remove((key, engine))
+            else:
+                engine = make_engine(plan, progress)
             leased.append((key, engine))
             engine.close = lambda: None  # closing an LLM would free the programs
             return engine
@@ -120,3 +134,8 @@ class EnginePool:
         engine.drop_arrays()  # drops kept prefixes too
         engine.compilations.forbidden = False
         self._free[key].append(engine)
+        self._idle.append((key, engine))
+        while len(self._idle) > MAX_IDLE:
+            other_key, other = self._idle.pop(0)
+            self._free[other_key].remove(other)
+            other.close()
