@@ -54,7 +54,8 @@ code.
 
 RARE_FAMILIES = (
     *("cohere", "cohere2", "ernie4_5", "gemma", "gemma2", "glm4", "gpt2", "gpt_neox", "granite"),
-    *("mpt", "nemotron", "olmo2", "olmo3", "phi3", "smollm3", "stablelm", "starcoder2"),
+    *("mixtral", "mpt", "nemotron", "olmo2", "olmo3", "olmoe", "phi3", "qwen2_moe", "smollm3"),
+    *("stablelm", "starcoder2"),
 )
 """Families of which `make test` holds the logits of one checkpoint, in tests/parity, alone."""
 

@@ -119,6 +119,13 @@ def _no_rope(rng: random.Random) -> dict[str, Any]:
     return rng.choice([{}, {"no_rope_layer_interval": 2}, listed])
 
 
+def _qwen_windows(rng: random.Random) -> dict[str, Any]:
+    some = {"use_sliding_window": True, "sliding_window": 5}
+    few = some | {"max_window_layers": 1}
+    kinds = {"layer_types": ["full_attention", "sliding_attention"] * 2}
+    return rng.choice([{}, some, few, some | kinds])
+
+
 def _gpt_neox_rope(rng: random.Random) -> dict[str, Any]:
     older = {"rotary_pct": rng.choice((0.25, 0.5, 1.0)), "rotary_emb_base": rng.choice(_THETA)}
     newer = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
@@ -191,6 +198,17 @@ ZOOS: dict[str, Zoo] = {
         },
         _rope(),
     ),
+    "mixtral": Zoo(
+        {"mixtral": "MixtralForCausalLM"},
+        _RMS
+        | {
+            "head_dim": (8, 16),
+            "num_local_experts": (4, 8),
+            "num_experts_per_tok": (1, 2, 4),
+            "sliding_window": (None, 5, 16),
+        },
+        _rope(),
+    ),
     "nemotron": Zoo(
         {"nemotron": "NemotronForCausalLM"},
         _COMMON
@@ -203,7 +221,33 @@ ZOOS: dict[str, Zoo] = {
         _RMS | {"attention_bias": _BOOL, "sliding_window": (5, 16)},
         _both(_olmo3_rope, _kinds),
     ),
+    "olmoe": Zoo(
+        {"olmoe": "OlmoeForCausalLM"},
+        {name: values for name, values in _RMS.items() if name != "tie_word_embeddings"}
+        | {
+            "attention_bias": _BOOL,
+            "num_experts": (4, 8),
+            "num_experts_per_tok": (1, 2, 4),
+            "norm_topk_prob": _BOOL,
+        },
+        _rope(),
+    ),
     "phi3": Zoo({"phi3": "Phi3ForCausalLM"}, _RMS | {"sliding_window": (None, 5, 16)}, _phi3_rope),
+    "qwen2_moe": Zoo(
+        {"qwen2_moe": "Qwen2MoeForCausalLM"},
+        _RMS
+        | {
+            "num_experts": (4, 8),
+            "num_experts_per_tok": (1, 2, 4),
+            "moe_intermediate_size": (24, 40),
+            "shared_expert_intermediate_size": (24, 56),
+            "norm_topk_prob": _BOOL,
+            "qkv_bias": _BOOL,
+            "mlp_only_layers": ([], [0]),
+            "decoder_sparse_step": (1, 2),
+        },
+        _both(_rope(), _qwen_windows),
+    ),
     "smollm3": Zoo(
         {"smollm3": "SmolLM3ForCausalLM"},
         _RMS

@@ -213,12 +213,14 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 2.0,
         },
     ),
+    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 8, "sliding_window": 16}),
     "nemotron": ("NemotronForCausalLM", {"hidden_act": "relu2", "norm_eps": 1e-4}),
     "olmo2": ("Olmo2ForCausalLM", {"rope_theta": 5e5}),
     "olmo3": (
         "Olmo3ForCausalLM",
         {"sliding_window": 16, "layer_types": _KINDS, "rope_scaling": _YARN},
     ),
+    "olmoe": ("OlmoeForCausalLM", {"num_experts": 8, "num_experts_per_tok": 2}),
     "phi3": (
         "Phi3ForCausalLM",
         {
@@ -231,6 +233,10 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
                 "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 8.0],
             },
         },
+    ),
+    "qwen2_moe": (
+        "Qwen2MoeForCausalLM",
+        _EXPERTS | {"shared_expert_intermediate_size": 56, "use_sliding_window": True},
     ),
     "smollm3": ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0], "mlp_bias": True}),
     "stablelm": (

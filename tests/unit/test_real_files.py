@@ -22,6 +22,7 @@ from tests.unit.checkpoints import CONFIG, model_of, random_tensors, write
 
 PUBLISHED = {
     "allenai/OLMo-2-1124-7B": ("Olmo2ForCausalLM", "olmo2"),
+    "allenai/OLMoE-1B-7B-0924": ("OlmoeForCausalLM", "olmoe"),
     "allenai/Olmo-3-1025-7B": ("Olmo3ForCausalLM", "olmo3"),
     "baidu/ERNIE-4.5-0.3B-PT": ("Ernie4_5ForCausalLM", "ernie4_5"),
     "bigcode/starcoder2-3b": ("Starcoder2ForCausalLM", "starcoder2"),
@@ -40,10 +41,12 @@ PUBLISHED = {
     "the first Llama conversions": ("LLaMAForCausalLM", "llama"),
     "microsoft/Phi-3-mini-4k-instruct": ("Phi3ForCausalLM", "phi3"),
     "mistralai/Mistral-7B-v0.1": ("MistralForCausalLM", "mistral"),
+    "mistralai/Mixtral-8x7B-v0.1": ("MixtralForCausalLM", "mixtral"),
     "mosaicml/mpt-7b": ("MPTForCausalLM", "mpt"),
     "transformers' own MPT": ("MptForCausalLM", "mpt"),
     "nvidia/Minitron-4B-Base": ("NemotronForCausalLM", "nemotron"),
     "openai-community/gpt2": ("GPT2LMHeadModel", "gpt2"),
+    "Qwen/Qwen1.5-MoE-A2.7B": ("Qwen2MoeForCausalLM", "qwen2_moe"),
     "Qwen/Qwen2.5-0.5B": ("Qwen2ForCausalLM", "qwen2"),
     "Qwen/Qwen3-0.6B": ("Qwen3ForCausalLM", "qwen3"),
     "Qwen/Qwen3-30B-A3B": ("Qwen3MoeForCausalLM", "qwen3_moe"),

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import jax
-from flax import nnx
-
 from enginebay.contracts.cache import CacheGroup
 from enginebay.contracts.model import Model, ModelFamily, ModelInfo
 from enginebay.errors import ConfigError, explain
-from enginebay.ops.bound import Ops
 from enginebay.ops.rotary import RopeSpec, yarn_growth
 from enginebay.ops.spec import AttnSpec
 from enginebay_models.blocks import Decoder, DecoderLayer, Mlp, RmsNorm
 from enginebay_models.decoder import NnxModel
-from enginebay_models.experts import Experts, ExpertsConfig
+from enginebay_models.experts import Experts, ExpertsConfig, SharedExperts
 from enginebay_models.fields import bad_field, flag, number, positive
 from enginebay_models.hf_config import DecoderConfig, read_decoder
 from enginebay_models.latent import LatentAttention, LatentConfig
@@ -26,18 +22,6 @@ LATENT = "latent"
 
 _RANK, _Q_RANK, _PLAIN_DIM, _ROPE_DIM, _OUT_DIM = 512, 1536, 128, 64, 128
 _EXPERTS, _SHARED, _WIDTH = 64, 2, 1407
-
-
-class SharedExperts(nnx.Module):
-    """Routed experts, and shared experts (one MLP) that compute every token."""
-
-    def __init__(self, routed: Experts, shared: Mlp) -> None:
-        self.routed = routed
-        self.shared = shared
-
-    def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
-        """Return [T, hidden] for x [T, hidden]."""
-        return self.routed(x, ops) + self.shared(x, ops)
 
 
 class DeepseekV2Family(ModelFamily):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,8 @@ from enginebay.ops.grouped_linear import GROUPED_LINEAR
 from enginebay.ops.linear import LINEAR
 from enginebay_models import tensors
 from enginebay_models.activations import ACTIVATIONS
-from enginebay_models.blocks import parameter
+from enginebay_models.blocks import Mlp, parameter
+from enginebay_models.fields import bad_field, flag, positive
 from enginebay_models.hf_config import DecoderConfig
 from enginebay_models.tensors import Index
 
@@ -54,6 +56,29 @@ class ExpertsConfig:
         return weights * self.scale, ids
 
 
+def read_experts(
+    config: Mapping[str, Any], num_layers: int, *, count: int, chosen: int, width: int
+) -> ExpertsConfig:
+    """Read the fields of the experts as Qwen's families have them; CheckpointError names a wrong
+    one. `count`, `chosen` and `width` are the family's defaults.
+    """
+    name = "num_local_experts" if "num_local_experts" in config else "num_experts"
+    count = positive(config, name, count)
+    chosen = positive(config, "num_experts_per_tok", chosen, most=count)
+    step = positive(config, "decoder_sparse_step", 1)
+    plain = config.get("mlp_only_layers") or []
+    if not isinstance(plain, list) or any(type(layer) is not int for layer in plain):
+        raise bad_field("mlp_only_layers", plain, "a list of layer indices")
+    sparse = {layer for layer in range(num_layers) if (layer + 1) % step == 0} - set(plain)
+    return ExpertsConfig(
+        count,
+        chosen,
+        positive(config, "moe_intermediate_size", width),
+        flag(config, "norm_topk_prob", default=False),
+        frozenset(range(num_layers)) - sparse,
+    )
+
+
 class Experts(nnx.Module):
     """Gated MLPs. The output of a token is the weighted sum of its chosen experts' outputs.
 
@@ -86,6 +111,47 @@ class Experts(nnx.Module):
         parts = ops[GROUPED_LINEAR](opened, self.down.get_value(), sizes, out_dtype=jnp.float32)
         by_token = parts[jnp.argsort(order)].reshape(x.shape[0], chosen, -1)
         return (by_token * shares[..., None]).sum(axis=1).astype(x.dtype)
+
+
+class SharedExperts(nnx.Module):
+    """Routed experts, and shared experts (one MLP) that compute every token.
+
+    With `gate`, the name of a tensor [1, hidden], the output of the shared experts is multiplied by
+    the sigmoid of the tensor's product with the token.
+    """
+
+    def __init__(
+        self, routed: Experts, shared: Mlp, gate: str | None = None, hidden_size: int = 0
+    ) -> None:
+        self.routed = routed
+        self.shared = shared
+        row = (1, hidden_size)
+        self.gate = None if gate is None else parameter((None, None), row, tensors.whole(gate, row))
+
+    def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
+        """Return [T, hidden] for x [T, hidden]."""
+        shared = self.shared(x, ops)
+        if self.gate is not None:
+            share = jax.nn.sigmoid(ops[LINEAR](x, self.gate.get_value(), out_dtype=jnp.float32))
+            shared = share.astype(x.dtype) * shared
+        return self.routed(x, ops) + shared
+
+
+def experts_or_mlp(
+    decoder: DecoderConfig,
+    experts: ExpertsConfig,
+    beside: Callable[[str, Experts], Any] = lambda _, routed: routed,
+) -> Callable[..., Any]:
+    """Return what makes the MLP of a layer, for Variant.mlp: experts, or a plain MLP in
+    `plain_layers`. `beside` adds to the experts of a prefix what each token gets besides.
+    """
+
+    def make(name: str, *sizes: int, **choices: Any) -> Any:
+        if int(name.split(".")[2]) in experts.plain_layers:
+            return Mlp(name, *sizes, **choices)
+        return beside(name, Experts(name, decoder, experts))
+
+    return make
 
 
 def _stacked(prefix: str, kind: str, shape: tuple[int, int, int]) -> nnx.Param:

@@ -1,0 +1,62 @@
+"""The Mixtral family: Mistral's decoder with a mixture of experts in place of MLPs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from enginebay.contracts.model import Model, ModelFamily
+from enginebay_models.decoder import Variant, build_decoder
+from enginebay_models.experts import ExpertsConfig, experts_or_mlp
+from enginebay_models.fields import positive
+from enginebay_models.hf_config import read_decoder
+
+_DEFAULTS: dict[str, Any] = {"max_position_embeddings": 131072, "rope_theta": 1e6}
+_NAMES = {
+    ".mlp.": ".block_sparse_moe.",
+    "gate_proj": "w1",
+    "down_proj": "w2",
+    "up_proj": "w3",
+}
+"""(part of a name in other families, part in this checkpoint) pairs."""
+
+
+class MixtralFamily(ModelFamily):
+    """Full attention, or a window of `sliding_window` tokens in every layer; MLPs of experts, whose
+    weights are normalised to sum 1.
+    """
+
+    name = "mixtral"
+    architectures = ("MixtralForCausalLM",)
+
+    def build(
+        self,
+        config: Mapping[str, Any],
+        *,
+        dtype: str,
+        num_shards: int = 1,
+        max_model_len: int | None = None,
+    ) -> Model:
+        decoder = read_decoder(
+            _DEFAULTS | dict(config),
+            kv_heads=8,
+            max_model_len=max_model_len,
+            eps=("rms_norm_eps", 1e-5),
+        )
+        name = "num_experts" if "num_experts" in config else "num_local_experts"
+        count = positive(config, name, 8)
+        chosen = positive(config, "num_experts_per_tok", 2, most=count)
+        width = decoder.intermediate_size
+        experts = ExpertsConfig(count, chosen, width, is_normed=True, plain_layers=frozenset())
+        off = config.get("sliding_window") is None
+        window = None if off else positive(config, "sliding_window")
+        variant = Variant(
+            windows=(window,) * decoder.num_layers,
+            mlp=experts_or_mlp(decoder, experts),
+            mlp_config=experts,
+            names=_NAMES,
+        )
+        return build_decoder(self.name, decoder, variant, dtype=dtype, num_shards=num_shards)
+
+
+family = MixtralFamily()
