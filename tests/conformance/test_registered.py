@@ -47,6 +47,7 @@ SHARDED_IN_SHORT = {
     "mistral": "2",
     "qwen2": "2",
     "qwen3": "4",
+    "qwen3_moe": "2",
 }
 """Over how many devices families run; the other number is slow. They split weights by the same
 code.

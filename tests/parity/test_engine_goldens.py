@@ -33,6 +33,9 @@ VARIANTS = (
 """One or two of each family: test_goldens.py holds the logits of all of them at the model's level.
 """
 
+RARE = ("llama-rope-llama3", "qwen3-yarn-biases")
+"""Variants that differ from others in their rotary frequencies alone."""
+
 ENGINES: dict[str, Any] = {
     "vinference": "vinference",
     "oengine": {"name": "oengine", "page_size": 16, "num_pages": 1 + 640 // 16},
@@ -79,7 +82,8 @@ def engine_cases() -> Iterator[Any]:
             "qwen3_moe-normed": None,
         }.get(variant, "vinference")
         for engine in ENGINES:
-            yield pytest.param(engine, variant, marks=() if engine == quick else pytest.mark.slow)
+            rare = pytest.mark.long if variant in RARE else ()
+            yield pytest.param(engine, variant, marks=rare if engine == quick else pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("engine", "variant"), list(engine_cases()))

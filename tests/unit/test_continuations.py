@@ -100,6 +100,7 @@ def only(llm: LLM, token: str, **others: Any) -> SamplingParams:
     return SamplingParams(allowed_token_ids=[token_id], max_tokens=2, **others)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("prompt", ["Hello", [2, 278, 2], [278]])
 def test_a_continuation_keeps_its_first_space(llm: LLM, prompt: Any) -> None:
     params = only(llm, "▁wo")
@@ -109,6 +110,7 @@ def test_a_continuation_keeps_its_first_space(llm: LLM, prompt: Any) -> None:
     assert llm.generate(prompt, stopped)[0].outputs[0].text == ""
 
 
+@pytest.mark.long
 def test_an_answer_in_a_chat_has_no_first_space(llm: LLM) -> None:
     params, chat = only(llm, "▁wo"), [{"role": "user", "content": "Hello"}]
     assert llm.chat(chat, params).outputs[0].text == "wo wo"

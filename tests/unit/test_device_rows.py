@@ -260,6 +260,7 @@ def test_cached_tokens_need_no_program_that_warmup_has_not_compiled(warm: Warm) 
     assert compilations.count == warm.num_programs
 
 
+@pytest.mark.long
 def test_a_state_has_its_tokens_once_and_too_many_of_them_are_refused(warm: Warm) -> None:
     engine = warm.llm.engine
 

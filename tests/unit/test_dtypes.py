@@ -67,6 +67,7 @@ def test_logits_are_f32_whatever_weights_and_cache_are_stored_in() -> None:
     assert 1e-5 < rms < 0.02
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("few_sizes_module")
 @pytest.mark.parametrize("engine", ["oengine", pytest.param("vinference", marks=pytest.mark.slow)])
 def test_engines_give_the_tokens_of_the_reference(engine: str) -> None:

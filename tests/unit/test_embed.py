@@ -61,6 +61,7 @@ def test_chunked_and_batched_prompts_have_the_reference_hidden_states(
             np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.long
 def test_they_run_beside_generation_and_change_none_of_its_tokens(
     llm: LLM, expected: dict[str, list[np.ndarray]]
 ) -> None:
@@ -85,6 +86,7 @@ def test_normalized_ones_have_length_one(llm: LLM) -> None:
     np.testing.assert_allclose(unit, plain / np.linalg.norm(plain), rtol=1e-6)
 
 
+@pytest.mark.long
 def test_only_the_last_token_of_a_cached_prompt_is_looked_up_in_the_cache(llm: LLM) -> None:
     if llm.config.engine.name != "oengine":
         pytest.skip("slots share no prefix")

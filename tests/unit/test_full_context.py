@@ -36,6 +36,7 @@ def llm(request: pytest.FixtureRequest, few_sizes_module: None) -> Iterator[LLM]
         yield llm
 
 
+@pytest.mark.long
 def test_a_full_context_is_scored(llm: LLM) -> None:
     for prompt in (FULL, SHORT, [5]):
         [output] = llm.generate([prompt], SCORE)
@@ -55,6 +56,7 @@ def test_a_full_context_is_scored(llm: LLM) -> None:
     assert_idle(llm)
 
 
+@pytest.mark.long
 def test_scored_and_generating_requests_run_together(llm: LLM) -> None:
     plain = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
     [alone] = llm.generate([SHORT], plain)
@@ -64,6 +66,7 @@ def test_scored_and_generating_requests_run_together(llm: LLM) -> None:
     assert_idle(llm)
 
 
+@pytest.mark.long
 def test_a_full_context_is_embedded(llm: LLM) -> None:
     expected = ReferenceModel(llm.plan).hidden(FULL).astype(np.float64)
     [found] = llm.embed([FULL], pooling="mean", normalize=False)

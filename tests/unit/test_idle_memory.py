@@ -42,6 +42,7 @@ def release(llm: LLM) -> float | None:
     return llm.run_on_engine(llm.engine.release_memory)
 
 
+@pytest.mark.long
 def test_pages_that_nothing_uses_become_zeros_and_prefixes_stay(llm: LLM) -> None:
     expected, ledger = tokens(llm), llm.engine.ledger
     assert isinstance(ledger, PageLedger)
@@ -71,6 +72,7 @@ def test_prefixes_leave_when_they_have_rested_and_the_engine_is_idle(
     ledger.check()
 
 
+@pytest.mark.long
 def test_slots_without_a_row_become_zeros() -> None:
     with LLM(BRIEF, engine="vinference", **SIZES) as llm:
         expected = tokens(llm)

@@ -35,6 +35,7 @@ def test_one_rounding_that_all_outputs_of_a_token_share_is_no_fault(values: Any)
         check_lora_case(lora, PlainCase(row, seed=seed))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "storage", ["int8", *(pytest.param(s, marks=pytest.mark.long) for s in ("uint4", "fp8"))]
 )
@@ -67,6 +68,7 @@ ROUNDED: dict[str, Any] = {"activations": "int8", "out_dtype": "float32"}
 WIDE: dict[str, Any] = {**ROUNDED, "scale_dtype": "float16", "in_dims": 2, "bias": "plain"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "values",
     [

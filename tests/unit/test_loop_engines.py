@@ -56,6 +56,7 @@ def test_requests_from_many_threads_all_get_their_own_tokens(start: Loops, parts
     assert [len(one) for one in got] == [6, 7, 8, 9, 10, 11]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", ["launch", "read"])
 def test_after_a_failed_step_others_have_the_tokens_of_fresh_arrays(
     start: Loops, parts: Composed, when: str

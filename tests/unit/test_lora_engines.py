@@ -73,6 +73,7 @@ def mixed(expected: Mapping[str | None, list[tuple[int, ...]]], names: Any) -> l
     return [expected[name][i] for i, name in enumerate(names)]
 
 
+@pytest.mark.long
 def test_rows_over_several_adapters_give_the_tokens_of_merged_weights(
     adapters: Mapping[str, Path], expected: Mapping[str | None, list[tuple[int, ...]]]
 ) -> None:

@@ -70,6 +70,7 @@ def test_the_loop_puts_decoding_rows_beside_chunks(
     assert tokens["on"] == tokens["off"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ["oengine", pytest.param("vinference", marks=pytest.mark.slow)])
 def test_tokens_are_the_same_in_one_program_and_in_two(
     few_sizes_module: None, monkeypatch: pytest.MonkeyPatch, engine: str

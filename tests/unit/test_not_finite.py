@@ -62,7 +62,9 @@ def sound() -> list[int]:
     return list(ids)
 
 
-@pytest.fixture(scope="module", params=["oengine", "vinference"])
+@pytest.fixture(
+    scope="module", params=["oengine", pytest.param("vinference", marks=pytest.mark.long)]
+)
 def broken(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[LLM]:
     folder = broken_copy(
         tmp_path_factory.mktemp("nan") / "m", "model.embed_tokens.weight", BROKEN, float("nan")
@@ -127,6 +129,7 @@ def test_embeddings_are_finite_or_an_error(broken: LLM) -> None:
         broken.embed(BAD)
 
 
+@pytest.mark.long
 def test_float16_that_overflows_names_the_wider_dtype(tmp_path: Path) -> None:
     up = "model.layers.0.mlp.up_proj.weight"
     folder = broken_copy(tmp_path / "m", up, slice(None), 60000.0)

@@ -24,6 +24,7 @@ def model(tmp_path_factory: Any) -> dict[str, Any]:
     return {"model": str(folder), "processors": ()} | SIZES
 
 
+@pytest.mark.long
 def test_oengine_ends_the_broken_request_and_goes_on_with_others(model: dict[str, Any]) -> None:
     engine = make_engine(open_model(model))
     requests = [
@@ -36,6 +37,7 @@ def test_oengine_ends_the_broken_request_and_goes_on_with_others(model: dict[str
     assert tokens["bad"] == [-1]
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:nothing is precompiled")
 def test_vinference_raises(model: dict[str, Any]) -> None:
     inference = vInference(model, None, _CONFIG)

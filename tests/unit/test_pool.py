@@ -28,6 +28,7 @@ def serve(**choices: Any) -> tuple[Any, list[int], int]:
         return llm.engine, output.outputs[0].token_ids, output.metrics.num_cached_tokens
 
 
+@pytest.mark.long
 def test_an_engine_comes_back_with_its_programs_and_without_its_cache() -> None:
     pool = EnginePool()
     with pool.leases():
@@ -41,6 +42,7 @@ def test_an_engine_comes_back_with_its_programs_and_without_its_cache() -> None:
     assert (pool.num_made, pool.num_leased) == (2, 3)
 
 
+@pytest.mark.long
 def test_other_choices_are_another_engine() -> None:
     pool = EnginePool()
     with pool.leases():

@@ -58,6 +58,7 @@ def test_embeddings_of_tokens_give_the_tokens_that_these_give(llm: LLM, table: n
     assert tokens_of(llm, [Segments(embeds)], penalised) == tokens_of(llm, [PROMPT], penalised)
 
 
+@pytest.mark.long
 def test_a_preempted_prompt_is_computed_again_from_its_embeddings(
     llm: LLM, table: np.ndarray
 ) -> None:
@@ -70,6 +71,7 @@ def test_a_preempted_prompt_is_computed_again_from_its_embeddings(
     assert len(scheduler.preempted) == 1
 
 
+@pytest.mark.long
 def test_equal_embeddings_are_found_in_the_cache_and_other_ones_never(
     llm: LLM, table: np.ndarray
 ) -> None:

@@ -154,6 +154,7 @@ def test_prompt_logprobs_across_chunks_whatever_the_cache_has(
     assert again.metrics.num_cached_tokens > 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_chunks", [1, 2])
 def test_a_prompt_whose_last_chunk_is_one_token_has_all_prompt_logprobs(
     llm: LLM, reference: ReferenceModel, num_chunks: int
@@ -194,6 +195,7 @@ def test_completions_and_streams_get_prompt_logprobs_once(
     check_prompt_logprobs(reference, SHORT, awaited.prompt_logprobs, 1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_prompt", [True, False])
 def test_preempted_requests_get_all_prompt_logprobs(
     made: Changing, references: dict[str, ReferenceModel], in_prompt: bool

@@ -151,6 +151,7 @@ def check_far(made: Changing, reference: ReferenceModel, kind: str, wrong_every:
             assert metrics.num_accepted_tokens == metrics.num_draft_tokens
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "wrong_every"), [("greedy", 0), ("seeded", 7), ("logprobs", 0)])
 def test_drafts_of_several_passes_are_verified_in_one_step(
     pages: Changing, reference: ReferenceModel, kind: str, wrong_every: int

@@ -97,6 +97,7 @@ def test_steps_take_larger_programs_until_theirs_are_compiled(
     assert {thread.rpartition("_")[0] for thread, _ in later} == {"enginebay-compile"}
 
 
+@pytest.mark.long
 def test_warmup_waits_for_all_and_nothing_is_compiled_twice(
     real_engine: eSurge, compiler: Compiler
 ) -> None:

@@ -74,6 +74,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[..., Any]
     return replace
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", [DECODE, PREFILL], ids=lambda case: case.mode)
 def test_the_kernel_itself_passes(case: AttentionCase) -> None:
     check(case)
@@ -92,6 +93,7 @@ def test_a_missing_wait_is_found(broken: Callable[..., None]) -> None:
         check(DECODE)
 
 
+@pytest.mark.long
 def test_a_mask_that_is_off_by_one_is_found(broken: Callable[..., None]) -> None:
     def fault(original: Callable[..., Any], span: Any, **others: Any) -> Any:
         return original(span=span._replace(position=span.position + 1), **others)
@@ -101,6 +103,7 @@ def test_a_mask_that_is_off_by_one_is_found(broken: Callable[..., None]) -> None
         check(PREFILL)
 
 
+@pytest.mark.long
 def test_a_page_read_out_of_bounds_is_found(broken: Callable[..., None]) -> None:
     def fault(original: Callable[..., Any], tables: Any, **others: Any) -> None:
         moved = tables._replace(page_table=Moved(tables.page_table, 6))
@@ -131,6 +134,7 @@ def test_a_write_outside_the_table_is_found(
         check(case)
 
 
+@pytest.mark.long
 def test_a_race_between_the_buffers_is_found(broken: Callable[..., None]) -> None:
     def fault(original: Callable[..., Any], slot: Any, **others: Any) -> None:
         original(slot=1 - slot, **others)

@@ -162,6 +162,7 @@ def test_what_is_no_configuration_is_refused(on_host: vInference) -> None:
         on_host.precompile({"batch_size": 1})  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_no_prefill_length_means_the_longest(inference: vInference) -> None:
     counts = {
         PreCompile(1).get_default_hash(): 4

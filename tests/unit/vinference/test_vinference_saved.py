@@ -137,6 +137,7 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     (folder / MANIFEST).write_text(json.dumps({**manifest, "self": digest}))
 
 
+@pytest.mark.long
 def test_elsewhere_it_is_compiled_once_and_says_so(
     copy: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

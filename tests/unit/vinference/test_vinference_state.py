@@ -366,6 +366,7 @@ def test_a_batch_that_the_mesh_does_not_divide_is_refused(inference: vInference)
         split.precompile(vInferencePreCompileConfig(1, 16))
 
 
+@pytest.mark.long
 def test_states_are_laid_out_by_the_rules_on_a_mesh(
     inference: vInference, split: vInference
 ) -> None:
