@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import math
 
 import numpy as np
@@ -89,6 +90,22 @@ class RequestOutput:
     def get_text(self) -> str:
         """Return the text of the first completion, or "" when there is no completion."""
         return self.outputs[0].text if self.outputs else ""
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: the prompt, and a row for each completion."""
+        prompt = f"{len(self.prompt_token_ids)} tokens" if self.prompt is None else self.prompt
+        rows = "".join(
+            f"<tr><td>{one.index}</td><td>{_text(one.text)}</td>"
+            f"<td>{len(one.token_ids)}</td><td>{one.finish_reason or ''}</td></tr>"
+            for one in self.outputs
+        )
+        head = "<tr><th></th><th>text</th><th>tokens</th><th>ended by</th></tr>"
+        return f"<p><b>{_text(prompt)}</b></p><table>{head}{rows}</table>"
+
+
+def _text(text: str) -> str:
+    """Return a text as HTML that keeps its spaces and line ends."""
+    return f'<span style="white-space:pre-wrap">{html.escape(text)}</span>'
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ live steps, and how fast it is.
 from __future__ import annotations
 
 import dataclasses
+import html
 from typing import Any
 
 
@@ -67,3 +68,27 @@ class ShadowReport:
     def record(self) -> dict[str, Any]:
         """Return the report as plain Python values."""
         return dataclasses.asdict(self)
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: a row for each phase, with its worst layer."""
+        rows = []
+        for phase in self.phases:
+            worst = self.worst(phase.phase)
+            found = "" if worst is None else f"layer {worst.layer}: {worst.absolute:.2g}"
+            cells = (
+                phase.phase,
+                phase.chosen,
+                f"{phase.num_compared} of {phase.num_steps}",
+                found,
+                f"{1e3 * phase.chosen_s:.3f}",
+                f"{1e3 * phase.candidate_s:.3f}",
+            )
+            rows.append("".join(f"<td>{html.escape(cell)}</td>" for cell in cells))
+        names = ("phase", "chosen", "steps compared", "largest difference", "chosen, ms")
+        head = "".join(f"<th>{name}</th>" for name in (*names, "candidate, ms"))
+        title = html.escape(f"{self.op}: {self.name}, on {self.share:.0%} of the steps")
+        failed = "" if self.error is None else f"{self.num_failed} steps failed: {self.error}"
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        return (
+            f"<p><b>{title}</b></p><table><tr>{head}</tr>{body}</table><p>{html.escape(failed)}</p>"
+        )

@@ -116,7 +116,6 @@ def test_wrong_input_ends_with_code_2_and_one_line(
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        ((), ("COMMAND",)),
         (("genrate", "text"), ("unknown command 'genrate'", "Did you mean 'generate'")),
         (("plugins", "extra"), ("the word 'extra'", "only flags")),
         (

@@ -16,6 +16,18 @@ from enginebay.cli.waiting import plain_waits
 from enginebay.errors import EnginebayError, InputError, PluginError, unknown_name
 from enginebay.plugins.registry import Registry, load_registry
 
+FIRST_STEPS = """\
+enginebay runs language models in JAX; every part can be replaced by a plugin.
+
+  enginebay generate "Once upon a time"   text from the small model that comes with it
+  enginebay serve demo                    an OpenAI-compatible server, with a chat page at /ui
+  enginebay explain                       which engine, kernels and other parts run, and why
+
+`enginebay --help` lists all commands. With --model, generate and explain take a model of yours: a
+folder, a GGUF file or a hub id.
+"""
+"""What the program says when it is run without a command."""
+
 PLUGIN = "cli"
 """The entry point that registers the built-in commands, which are found whatever is chosen."""
 
@@ -50,6 +62,9 @@ def _show_any_text() -> None:
 
 
 def _dispatch(arguments: list[str]) -> int:
+    if not arguments:
+        print(FIRST_STEPS, end="")
+        return 0
     name = next((a for a in arguments if not a.startswith("-")), None)
     _refuse_flags_before(arguments)
     registry = find_commands(name)

@@ -50,6 +50,14 @@ class Plan:
     swapped: Mapping[str, object] = dataclasses.field(default_factory=dict)
     """The parts passed to override(), by setting: registered names, import paths, or functions."""
 
+    def __repr__(self) -> str:
+        config = self.config
+        chosen = (config.model, config.engine.name, config.platform, config.dtype)
+        kernels = dict(self.kernels.names)
+        return "Plan(model={!r}, engine={!r}, platform={!r}, dtype={!r}, kernels={!r})".format(
+            *chosen, kernels
+        )
+
     def load_weights(
         self,
         checkpoint: Checkpoint | None = None,

@@ -1,0 +1,62 @@
+"""What people see of records in a notebook, and of the program when they run it alone."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from enginebay import LLM, SamplingParams
+from enginebay.cli.program import main, summaries
+from enginebay.outputs import CompletionOutput, RequestOutput
+from enginebay.shadow_report import LayerDifference, ShadowPhase, ShadowReport
+from tests.brief import BRIEF
+from tests.fakes import install
+from tests.unit.serving import SIZES
+
+EXAMPLES = 3
+
+
+def test_the_program_alone_says_what_one_does_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    said = capsys.readouterr().out
+    lines = [line.split() for line in said.splitlines() if line.startswith("  enginebay ")]
+    assert len(lines) == EXAMPLES
+    assert {words[1] for words in lines} <= set(summaries())
+
+
+def test_a_plan_is_shown_in_a_line_and_outputs_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    with LLM(BRIEF, engine="oengine", **SIZES) as llm:
+        shown = repr(llm.plan)
+        assert shown.startswith("Plan(model=")
+        assert "engine='oengine'" in shown
+        assert len(shown) < 1000
+        [output] = llm.generate("Once", SamplingParams(max_tokens=3, temperature=0))
+    assert pickle.loads(pickle.dumps(output)) == output
+
+
+def test_an_output_is_shown_as_a_table_that_keeps_its_text() -> None:
+    completions = [
+        CompletionOutput(0, "a <b>\n  c", [1, 2, 3], finish_reason="stop"),
+        CompletionOutput(1, "d", [4]),
+    ]
+    shown = RequestOutput("r", "<script>", [7], completions)._repr_html_()
+    assert "<script>" not in shown
+    assert ">&lt;script&gt;<" in shown
+    assert ">a &lt;b&gt;\n  c</span></td><td>3</td><td>stop</td>" in shown
+    assert shown.count("<tr>") == 1 + len(completions)
+    assert "2 tokens" in RequestOutput("r", None, [7, 8], [])._repr_html_()
+
+
+def test_a_shadow_report_is_shown_with_its_worst_layer_and_its_error() -> None:
+    layers = tuple(
+        LayerDifference("decode", "full", layer, difference, 0.1, 0, 0, 9)
+        for layer, difference in ((0, 1e-6), (1, 2.5e-3))
+    )
+    phases = (ShadowPhase("decode", "xla", 8, 2, 0.001, 0.0025),)
+    report = ShadowReport("attention", "mine<1>", 0.25, phases, layers, 3, "no & never")
+    shown = report._repr_html_()
+    assert "attention: mine&lt;1&gt;, on 25% of the steps" in shown
+    assert "<td>2 of 8</td><td>layer 1: 0.0025</td><td>1.000</td><td>2.500</td>" in shown
+    assert "3 steps failed: no &amp; never" in shown
