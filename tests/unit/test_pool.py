@@ -67,3 +67,19 @@ def test_fake_engines_are_not_kept() -> None:
         install(patch)
         assert isinstance(serve()[0], FakeEngine)
     assert (pool.num_made, pool.num_leased) == (0, 0)
+
+
+@pytest.mark.long
+def test_the_engine_that_came_back_first_leaves_a_full_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tests.pool.MAX_IDLE", 1)
+    pool = EnginePool()
+    for choices in ({"seed": 1}, {"seed": 5}):
+        with pool.leases():
+            engine = serve(processors=(), **choices)[0]
+    with pool.leases():
+        assert serve(processors=(), seed=5)[0] is engine
+    with pool.leases():
+        assert serve(processors=(), seed=1)[0] is not engine
+    assert (pool.num_made, pool.num_leased) == (3, 4)
