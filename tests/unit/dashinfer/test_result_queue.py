@@ -55,6 +55,7 @@ def test_a_status_moves_forward_and_the_documented_loop_reads_every_token(
     assert [one.value for one in seen] == sorted(one.value for one in seen)
 
 
+# holds D13
 def test_the_end_is_not_reported_before_the_last_tokens_were_read() -> None:
     results = ResultQueue(3, None)
     results.put(chunk(1))
