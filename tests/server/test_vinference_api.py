@@ -281,6 +281,8 @@ def test_wrong_arguments_of_fire_are_refused(inference: vInference) -> None:
     served = server(inference)
     with pytest.raises(ConfigError, match="ssl_keyfile alone"):
         served.fire(ssl_keyfile="key.pem")
+    with pytest.raises(InputError, match=r"--tls-cert missing\.pem with --tls-key key\.pem"):
+        served.fire("127.0.0.1", 0, ssl_keyfile="key.pem", ssl_certfile="missing.pem")
     with pytest.raises(ConfigError, match="log_level = 'loud'"):
         served.fire(log_level="loud")
     with socket.create_server(("127.0.0.1", 0)) as taken:
