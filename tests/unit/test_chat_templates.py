@@ -320,19 +320,26 @@ def test_several_threads_share_a_worker(own: Tokenizer) -> None:
 
 
 def test_a_worker_ends_with_its_parent() -> None:
+    """The first worker is idle, and the second one is within a request that it does not finish."""
     program = (
-        "import os, sys, time; from enginebay.text.worker.process import *\n"
-        "w = LimitedWorker('enginebay.text.worker.templates:Renderer', {'max_output_chars': 1}, "
-        "WorkerLimits(9, 1 << 28, 1 << 23))\nw.start(); print(w.pid, flush=True); os._exit(0)"
+        "import os; from enginebay.text.worker.process import *\n"
+        "def make(): return LimitedWorker('tests.unit.worker_tasks:Tasks', {'base': 1}, "
+        "WorkerLimits(9, 1 << 28, 1 << 23))\n"
+        "idle, busy = make(), make(); idle.start(); busy.start()\n"
+        "print(idle.pid, busy.pid, flush=True)\n"
+        "busy._process.send(frame({'do': 'sleep'}), 9); os._exit(0)"
     )
     said = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     ).stdout
-    waiting = threading.Event()
+    waiting, left = threading.Event(), set(map(int, said.split()))
     for _ in range(600):
-        try:
-            os.kill(int(said), 0)
-        except ProcessLookupError:
+        for pid in [*left]:
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                left.remove(pid)
+        if not left:
             return
         waiting.wait(0.05)
     pytest.fail("the worker is still there")
