@@ -55,6 +55,7 @@ def test_roles_alternate_with_calls_and_results_as_texts() -> None:
         {"role": "user", "content": "Well?"},
         {"role": "assistant", "content": "", "tool_calls": [call(3)]},
         result(4, "two"),
+        {"role": "tool", "name": "later", "content": "three"},
     ]
     found = with_described_tools(messages, ToolUse(), takes_system=True)
     first = '{"name": "now", "arguments": {"zone": "UTC"}}'
@@ -64,6 +65,6 @@ def test_roles_alternate_with_calls_and_results_as_texts() -> None:
         {"role": "assistant", "content": f"I look.\n[{first}, {second}]"},
         {"role": "user", "content": "Result of now:\nnoon\n\nResult of now:\none\n\nWell?"},
         {"role": "assistant", "content": second},
-        {"role": "user", "content": "Result:\ntwo"},
+        {"role": "user", "content": "Result:\ntwo\n\nResult of later:\nthree"},
     ]
     assert messages[1]["tool_calls"], "the conversation of the request is not changed"
