@@ -22,9 +22,11 @@ import pytest
 from rich.console import Console
 
 from enginebay.errors import InputError
+from enginebay.outputs import CompletionOutput
 from enginebay.serving.observer import Execution, Update
 from enginebay_esurge import RequestOutput, eSurge
 from enginebay_esurge.console import ConsoleMonitor
+from enginebay_esurge.logfile import LogFile
 from enginebay_esurge.monitoring import Monitoring, MonitoringSettings
 from enginebay_esurge.observing import History
 from enginebay_esurge.service import Service
@@ -314,6 +316,18 @@ def test_the_log_has_figures_and_every_request(
 def service() -> Service:
     """One that was not started, over a fake engine."""
     return Service(compose_fake(options={"page_size": 16, "num_pages": 25}), drops_cache=True)
+
+
+def test_what_has_ended_since_the_last_interval_is_in_the_log_when_it_is_closed(
+    service: Service, tmp_path: Path
+) -> None:  # holds S14
+    path, figures = tmp_path / "late.jsonl", History(service, Totals(), 2).figures
+    kept = LogFile(str(path), figures, 3600.0, is_detailed=True)
+    kept.completed(RequestOutput("late", "", [], [CompletionOutput(0, "", [])], finished=True))
+    kept.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["request", "figures"]
+    assert lines[0]["request_id"] == "late"
 
 
 def test_only_so_much_history_is_kept(service: Service) -> None:  # holds S14
