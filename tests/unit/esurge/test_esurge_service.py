@@ -142,6 +142,17 @@ def test_requests_are_counted_where_they_are(slow_engine: eSurge) -> None:  # ho
         stream.close()
 
 
+def test_a_request_with_several_completions_counts_once(slow_engine: eSurge) -> None:  # holds S11
+    slow_engine.engine.before_step = lambda _: time.sleep(0.05)
+    stream = slow_engine.stream(PROMPT, with_(LONG, max_tokens=90, n=2))
+    until(lambda: slow_engine.engine.rows.num_reqs == 2)
+    slow_engine.pause()
+    counts = (slow_engine.num_running_requests, slow_engine.num_pending_requests)
+    assert counts == (1, 0), "both completions have a row"
+    slow_engine.resume()
+    stream.close()
+
+
 def test_figures_are_each_engines_own(
     engine: eSurge, make_faked: Callable[..., eSurge]
 ) -> None:  # holds S15
