@@ -34,7 +34,14 @@ def test_one_flipped_bit_anywhere_in_a_saved_state_is_found(tmp_path: Path) -> N
     state.save(tmp_path / "state")
     whole = (tmp_path / "state").read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
-    for changed in (*flip_bits(whole, 200, 1, header), *flip_bits(whole[:header], 200, 2)):
+    # A number that is another one afterwards is still a state that can be read.
+    numbers = [
+        whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 : header]
+        for at in range(8, header)
+        if whole[at] in b"0123456789"
+    ]
+    flipped = *flip_bits(whole, 200, 1, header), *flip_bits(whole[:header], 200, 2)
+    for changed in (*flipped, *numbers):
         (tmp_path / "changed").write_bytes(changed + whole[len(changed) :])
         with pytest.raises(InputError):
             SampleState.load(tmp_path / "changed")
