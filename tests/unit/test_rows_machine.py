@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -101,6 +102,22 @@ class RowMachine(RuleBasedStateMachine):
         else:
             self.table.append_tokens(row, tokens)
             self.model[row].output += tokens
+
+    @precondition(lambda self: self.model)
+    @rule(data=st.data(), token_ids=st.lists(st.integers(1, 99), min_size=12, max_size=12))
+    def append_step(self, data: st.DataObject, token_ids: list[int]) -> None:
+        rows = data.draw(st.lists(st.sampled_from(sorted(self.model)), max_size=4, unique=True))
+        counts = [data.draw(st.integers(0, 3)) for _ in rows]
+        tokens = np.asarray(token_ids, np.int32).reshape(4, 3)[: len(rows)]
+        given = np.asarray(rows, np.int32), tokens, np.asarray(counts, np.int32)
+        ends = [self.table.num_tokens[row] + n for row, n in zip(rows, counts, strict=True)]
+        if max(ends, default=0) > LENGTH:
+            with pytest.raises(ValueError):
+                self.table.table.append_step(*given)
+            return
+        self.table.table.append_step(*given)
+        for row, count, some in zip(rows, counts, tokens.tolist(), strict=True):
+            self.model[row].output += some[:count]
 
     @precondition(lambda self: self.model)
     @rule(data=st.data(), group=st.integers(0, 1), pages=st.lists(st.integers(1, 99), max_size=2))
