@@ -188,7 +188,7 @@ def test_a_request_that_is_stopped_keeps_its_tokens(running: Engine) -> None:
 # holds D10
 def test_token_ids_may_be_lists_and_arrays(running: Engine) -> None:
     ids = [5, 6, 7]
-    kinds = [ids, tuple(ids), np.asarray(ids), np.asarray(ids, np.int32), jnp.asarray(ids)]
+    kinds = [ids, tuple(ids), np.asarray(ids), np.asarray(ids, np.uint32), jnp.asarray(ids)]
     made = []
     for given in kinds:
         status, _, results = running.start_request_ids("one", None, given, greedy(max_length=9))
