@@ -94,6 +94,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"priority": True}, "priority = True"),
     ({"priority": None}, "priority = None"),
     ({"priority": MAX_PRIORITY + 1}, "larger is more urgent"),
+    ({"priority": -MAX_PRIORITY - 1}, "larger is more urgent"),
     ({"priority": b"ab"}, "priority = b'ab'"),
     ({"tenant": ""}, "tenant = ''. Allowed: a text that is not empty"),
     ({"tenant": 5}, "tenant = 5"),
