@@ -147,6 +147,18 @@ def test_what_a_failed_step_computed_is_not_found_again(start: Loops) -> None:
     assert after[-1].metrics.num_cached_tokens == 0
 
 
+def test_a_prompt_that_other_weights_computed_is_computed_again(
+    start: Loops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, found = start(), []
+    for number, version in enumerate(("old", "old", "new")):
+        monkeypatch.setattr(type(loop.engine), "weights_version", version)
+        last = events(loop.submit([alike(f"r{number}", 40, 12)])[0])[-1]
+        assert last.metrics is not None
+        found.append(last.metrics.num_cached_tokens > 0)
+    assert found == [False, True, False]
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 def test_row_table_has_the_pages_of_each_row(start: Loops, overlap: bool) -> None:
     """While rows grow, share pages, are preempted and end; a row that is free has none."""
