@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from pathlib import Path
@@ -179,10 +180,17 @@ def test_an_engine_that_is_dropped_ends_its_threads(settings: Settings, faked: N
 
 
 # holds D20
-def test_file_information_has_the_version_that_wrote_it(engine: Engine, serialised: Path) -> None:
-    prefix = serialised / "brief"
+def test_file_information_has_the_version_that_wrote_it(
+    engine: Engine, serialised: Path, tmp_path: Path
+) -> None:
+    prefix, older = serialised / "brief", tmp_path / "older.asgraph"
     info = engine.get_file_information(f"{prefix}.asgraph", f"{prefix}.asparam")
     assert info.create_version_graph == info.current_version_engine
+    described = json.loads(Path(f"{prefix}.asgraph").read_text(encoding="utf-8"))
+    older.write_text(json.dumps({**described, "enginebay": "0.0.1"}), encoding="utf-8")
+    found = engine.get_file_information(str(older), f"{prefix}.asparam")
+    assert (found.create_version_graph, found.create_version_param) == ("0.0.1", "0.0.1")
+    assert found.current_version_engine == info.current_version_engine
 
 
 def test_the_length_of_the_engine_is_the_limit(running: Engine) -> None:
