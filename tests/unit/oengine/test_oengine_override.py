@@ -34,7 +34,7 @@ def tokens(engine: oEngine) -> list[int]:
 
 @pytest.mark.long
 def test_steps_of_the_block_are_its_own_and_the_former_programs_come_back(engine: oEngine) -> None:
-    expected, graphdef = tokens(engine), engine.graphdef
+    expected, graphdef, model = tokens(engine), engine.graphdef, engine.model
     compiled, kept = engine.compilations.count, engine.continuous_forward.num_programs
     engine.compilations.forbidden = True
     with engine.override(attention={"decode": plain_attention}, check=False) as same:
@@ -50,6 +50,7 @@ def test_steps_of_the_block_are_its_own_and_the_former_programs_come_back(engine
         )
         within = engine.compilations.count
     assert engine.graphdef is graphdef
+    assert engine.model is model, "its plan names the former kernels"
     assert tokens(engine) == expected
     assert (engine.compilations.count, engine.continuous_forward.num_programs) == (within, kept)
     with pytest.raises(CompilationError):
@@ -80,10 +81,11 @@ def test_sequences_are_refused_at_the_beginning_and_given_back_at_the_end(engine
         pytest.fail("the block was entered")
     prefix.release()
     engine.free_resource(1)
-    taken = engine.manager.alloc_hbm_pages(2)
+    taken, model = engine.manager.alloc_hbm_pages(2), engine.model
     with engine.override(attention="xla"):  # pages by number are no sequences
         prefix, _ = prefill(engine, PROMPT)
         engine.insert(prefix, state, 2)
+    assert engine.model is model
     assert not state.active_slot_requests_map
     with pytest.raises(InputError, match="a prefix whose pages were released"):
         engine.insert(prefix, state, 0)
