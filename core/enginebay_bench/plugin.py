@@ -1,4 +1,4 @@
-"""Registers the commands bench, compare, tune and eval."""
+"""Registers the commands bench, compare, roofline, tune and eval."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enginebay.plugins.hooks import Register, hookimpl
 
 @hookimpl
 def register_commands(register: Register) -> None:
-    """Register bench, compare, tune and eval."""
+    """Register bench, compare, roofline, tune and eval."""
     register(
         "bench",
         "enginebay_bench.cli.bench:COMMAND",
@@ -17,6 +17,11 @@ def register_commands(register: Register) -> None:
         "compare",
         "enginebay_bench.cli.compare:COMMAND",
         summary="engines, kernels and other programs side by side: tokens first, then speed",
+    )
+    register(
+        "roofline",
+        "enginebay_bench.cli.roofline:COMMAND",
+        summary="the measured rates of this machine: bytes and operations per second",
     )
     register(
         "tune",

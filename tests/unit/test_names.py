@@ -45,6 +45,7 @@ ALLOWED = (
         "enginebay.cli enginebay.cli.program enginebay.text.worker.__main__"
         " enginebay_testing.replay enginebay_testing.worker enginebay_testing.bare_call"
         " enginebay_testing.kernel_trial enginebay_bench.weight_reads"
+        " enginebay_bench.machine_rates"
         " enginebay_server.replicas.router_process enginebay_bench.compare.engine_process"
         " enginebay_bench.compare.peers.*",
     ),
