@@ -13,11 +13,13 @@ import jax.numpy as jnp
 from enginebay.contracts.cache import CacheArrays, KVLayout
 from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnBatch
+from enginebay.weights import QuantizedArray, stored_bytes
 from enginebay_bench.cost import Cost
 
 
 def _bytes(array: Any) -> float:
-    return float(math.prod(array.shape)) * array.dtype.itemsize
+    """Return the bytes of an array, or of all parts of a quantised weight."""
+    return float(sum(stored_bytes(one.shape, one.dtype) for one in jax.tree.leaves(array)))
 
 
 def linear_cost(x: Any, weight: Any, bias: Any = None, *, out_dtype: Any = None) -> Cost:
@@ -70,9 +72,13 @@ def short_conv_cost(x: Any, weight: Any, bias: Any, state: CacheArrays, batch: A
 
 
 def embedding_cost(table: Any, ids: Any) -> Cost:
-    """Return the cost of reading one row of the table per id."""
-    size = 1.0 * ids.shape[0] * table.shape[1] * table.dtype.itemsize
-    return Cost(0.0, size + _bytes(ids), size)
+    """Return the cost of reading one row of the table per id. Rows of a quantised table become
+    f32.
+    """
+    num_values = 1.0 * ids.shape[0] * table.shape[1]
+    item = 4 if isinstance(table, QuantizedArray) else table.dtype.itemsize
+    read = ids.shape[0] * _bytes(table) / table.shape[0]
+    return Cost(0.0, read + _bytes(ids), num_values * item)
 
 
 def kv_write_cost(cache: CacheArrays, slots: Any, k: Any, v: Any, *, layout: KVLayout) -> Cost:

@@ -5,7 +5,7 @@ chosen by phase.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
 import jax
@@ -120,3 +120,10 @@ class Ops:
         """
         bound = {**self._bound, name: implementation}
         return Ops(bound, self.batch, self.adapters, shares_layers=shares_layers)
+
+    def wrapped(self, wrap: Callable[[str, Any], Any]) -> Ops:
+        """Return the same ops, of which each implementation is `wrap(name of the op,
+        implementation)`. A model traces every layer by itself.
+        """
+        bound = {name: wrap(name, one) for name, one in self._bound.items()}
+        return Ops(bound, self.batch, self.adapters)
