@@ -73,6 +73,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
+@pytest.mark.long
 def test_every_size_and_product_is_measured() -> None:
     rates = machine_rates.measure_rates(jax.devices()[0], {}, SMALL)
     assert [one.num_bytes for one in rates.memory] == [4096]
@@ -103,6 +104,7 @@ def test_a_case_is_measured_no_longer_than_its_seconds(monkeypatch: pytest.Monke
     assert case.seconds == 4.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("case", "work"),
     [
@@ -116,6 +118,7 @@ def test_the_work_of_a_call_is_counted(case: Callable[[], Any], work: int) -> No
     assert case().work == work
 
 
+@pytest.mark.long
 def test_a_copy_writes_every_value_and_a_read_sums_every_value() -> None:
     copying = machine_rates._copy_case(4096, {})
     source, target, number = copying.program(copying.argument)

@@ -101,6 +101,7 @@ def test_bytes_move_at_the_rate_of_all_that_the_step_reads_and_writes() -> None:
     assert account.ops[0].kernel == "its parts"
 
 
+@pytest.mark.long
 def test_calls_of_one_op_on_other_shapes_or_other_values_are_of_another_sort() -> None:
     recorder = CallRecorder({}, same_layers=True)
     call = recorder.wrap("scaled", lambda x, *, by, inputs: x * by + 0 * len(inputs))
@@ -113,6 +114,7 @@ def test_calls_of_one_op_on_other_shapes_or_other_values_are_of_another_sort() -
     assert len(by_layer.sorts()) == 2, "this implementation reads the number of the layer"
 
 
+@pytest.mark.long
 def test_a_call_has_the_arrays_that_the_step_gave_it() -> None:
     recorder = CallRecorder({}, same_layers=True)
     call = recorder.wrap("linear", product)
@@ -124,6 +126,7 @@ def test_a_call_has_the_arrays_that_the_step_gave_it() -> None:
     np.testing.assert_array_equal(second.arrays[1], weight)
 
 
+@pytest.mark.long
 def test_a_cache_is_what_an_op_returns_again() -> None:
     recorder = CallRecorder({}, same_layers=True)
     recorder.run(recorder.wrap("kv_write", write), {"k": jnp.zeros((4, 2))}, jnp.ones(2))
@@ -133,6 +136,7 @@ def test_a_cache_is_what_an_op_returns_again() -> None:
     assert written_arrays(recorder.implementations["scaled"], recorder.calls[1]) == {}
 
 
+@pytest.mark.long
 def test_calls_are_timed_alone_and_their_arrays_stay_as_they_were() -> None:
     recorder = CallRecorder({}, same_layers=True)
     call = recorder.wrap("kv_write", write)
@@ -142,6 +146,7 @@ def test_calls_are_timed_alone_and_their_arrays_stay_as_they_were() -> None:
         np.testing.assert_array_equal(one.arrays[0], np.zeros((4, 2)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_keys", [True, False])
 def test_the_cost_of_attention_is_that_of_its_rows(llm: LLM, *, has_keys: bool) -> None:
     spec = AttnSpec(4, 2, 8)
@@ -163,6 +168,7 @@ def test_the_cost_of_attention_is_that_of_its_rows(llm: LLM, *, has_keys: bool) 
     assert cost.bytes_written == has_keys * 2 * token_bytes + 2 * 4 * 8 * 4
 
 
+@pytest.mark.long
 def test_a_quantised_weight_costs_the_bytes_of_its_parts() -> None:
     weight = QuantizedArray(
         jnp.ones((16, 8), jnp.int8), jnp.ones((16, 2), jnp.float32), None, "int8"
@@ -211,6 +217,7 @@ def traced_calls(engine: StepEngine, bucket: Bucket) -> list[str]:
     return names
 
 
+@pytest.mark.long
 def test_the_account_names_every_call_of_the_model(llm: LLM) -> None:
     def record() -> tuple[list[str], list[str], list[Cost]]:
         engine: Any = llm.engine
