@@ -226,8 +226,9 @@ def tunable(good: int) -> Candidate:
 
         def __call__(self, *args: Any, config: Chunk, **kwargs: Any) -> Any:
             out, cache, lse = super().__call__(*args, config=None, **kwargs)
+            # So slow that other programs on the machine do not make it the fastest.
             slow = jax.lax.fori_loop(
-                0, 200_000 if config.size == 1 else 1, lambda i, x: x + jnp.sin(i), 0.0
+                0, 4_000_000 if config.size == 1 else 1, lambda i, x: x + jnp.sin(i), 0.0
             )
             factor = jnp.where(slow == 0.123, 0.0, 1.0) * (1.0 if config.size in (1, good) else 1.1)
             return out * factor, cache, lse

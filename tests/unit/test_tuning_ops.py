@@ -57,7 +57,7 @@ class TiledNorm:
 
     def __call__(self, x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
         size = self.choose(problem_of(x.size // x.shape[-1], x.shape[-1])).size
-        slow = jax.lax.fori_loop(0, 200_000 if size == 1 else 1, lambda i, y: y + jnp.sin(i), 0.0)
+        slow = jax.lax.fori_loop(0, 2_000_000 if size == 1 else 1, lambda i, y: y + jnp.sin(i), 0.0)
         factor = jnp.where(slow == 0.123, 0.0, 1.0) * (1.1 if size == 2 else 1.0)
         return (rms_norm(x, weight, eps=eps) * factor).astype(x.dtype)
 
