@@ -147,7 +147,7 @@ def account_record(account: StepAccount) -> dict[str, Any]:
 def print_account(account: StepAccount) -> None:
     """Print an account as a table, with the sum of the ops, the step, and what no op explains."""
     rate = account.read_bytes_per_s / 1e9
-    print(f"{account.name}, on {account.bucket.seqs} rows and {account.bucket.tokens} tokens")
+    print(f"{account.name}; program: rows {account.bucket.seqs}, tokens {account.bucket.tokens}")
     columns = (
         *("op", "kernel", "shapes", "calls", "MB", "MFLOP"),
         *("predicted us", "measured us", "of roofline", "bound by"),
