@@ -72,8 +72,8 @@ class NonFiniteError(StoppedError):
 
 
 class CompilationError(UnsupportedError):
-    """A program would have to be compiled while `forbid_compiling` is on, or for which the process
-    has no memory maps left.
+    """A program would have to be compiled, but `forbid_compiling` is on, or the process has too few
+    memory maps left.
     """
 
 

@@ -75,6 +75,8 @@ class ShadowReport:
         for phase in self.phases:
             worst = self.worst(phase.phase)
             found = "" if worst is None else f"layer {worst.layer}: {worst.absolute:.2g}"
+            if worst is not None and worst.num_nonfinite:
+                found += f", {worst.num_nonfinite} values not finite"
             cells = (
                 phase.phase,
                 phase.chosen,

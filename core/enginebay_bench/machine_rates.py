@@ -142,14 +142,19 @@ def measure_machine(
     count = num_processors(device)
     everything = measure_rates(device, options, sweep)
     one = None
-    if count > 1 and hasattr(os, "sched_setaffinity"):
+    if measures_one(device):
         one = _measured_apart(OneProcessor(device.platform, options, sweep))
     return MachineRates(name, count, everything, one)
 
 
+def measures_one(device: jax.Device) -> bool:
+    """Return whether one processor of the host is measured too."""
+    return num_processors(device) > 1 and hasattr(os, "sched_setaffinity")
+
+
 def num_processors(device: jax.Device) -> int:
     """Return how many processors of the host compute; 1 for a device of its own."""
-    if device.platform != jax.local_devices(backend="cpu")[0].platform:
+    if device.platform != "cpu":
         return 1
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
@@ -317,8 +322,9 @@ def _measured_apart(asked: OneProcessor) -> Rates | None:
         child = subprocess.run(
             command, input=text, capture_output=True, timeout=CHILD_LIMIT_S, check=True
         )
-    except subprocess.SubprocessError as error:
-        log.warning("one processor was not measured: %s", error)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or b""
+        log.warning("one processor was not measured: %s %s", error, said.decode(errors="replace"))
         return None
     return TypeAdapter(Rates).validate_json(child.stdout.splitlines()[-1])
 

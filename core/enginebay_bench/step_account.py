@@ -75,7 +75,8 @@ class OpCalls:
 @dataclasses.dataclass(frozen=True)
 class StepAccount:
     """A step of an engine by its ops. `step_s` is measured from the launch of a step until its
-    tokens are on the host.
+    tokens are on the host; for a decode step it is the time per token of a launch that computes
+    `decode_steps` tokens.
     """
 
     name: str
@@ -217,6 +218,7 @@ class _Rows:
         # A cache that grows gets its last size at once, for which programs are compiled.
         self._demand = Demand(config.max_num_seqs, config.max_model_len or self._total)
         self._ids = [secrets.token_hex(DIGEST_BYTES) for _ in range(num_rows)]
+        self._added: list[str] = []
         self._rows: list[tuple[int, Lease]] = []
         self._max_new, self._prompt_len = max_new, prompt_len
 
@@ -227,19 +229,22 @@ class _Rows:
             prompt = rng.integers(0, vocab, self._prompt_len, np.int32)
             request = Request(name, prompt, FrozenSampling(self._max_new), (0, 0), 0.0)
             number = engine.rows.add_request(request)
+            self._added.append(name)
             # With a salt of its own, a prompt has no cached prefix, which would not be computed.
             lease = engine.ledger.admit(number, prompt, self._total, PrefixKey(salt=name))
+            if lease is not None:
+                self._rows.append((number, lease))
             if lease is None or not engine.ledger.reserve(lease, self._total):
+                self.__exit__()
                 given = f"{len(self._ids)} x {self._total} tokens in the cache"
-                todo = "Pass a smaller --rows or --context, or give the cache more memory."
+                todo = "Pass a smaller --rows, --context or --prompt-len, or enlarge the cache."
                 raise UnsupportedError(given, "rows for which the cache has room", todo)
-            self._rows.append((number, lease))
         return self
 
     def __exit__(self, *raised: object) -> None:
         for _, lease in self._rows:
             self._engine.ledger.release(lease)
-        for name in self._ids:
+        for name in self._added:
             self._engine.rows.remove_request(name)
 
     def prefill(self) -> tuple[Bucket | None, float]:

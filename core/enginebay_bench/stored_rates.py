@@ -15,7 +15,13 @@ from pydantic import TypeAdapter, ValidationError
 from enginebay.contracts.platform import Platform
 from enginebay.folders import cache_folder, make_private, write_whole
 from enginebay.machine import processor_features
-from enginebay_bench.machine_rates import MachineRates, Sweep, measure_machine, num_processors
+from enginebay_bench.machine_rates import (
+    MachineRates,
+    Sweep,
+    measure_machine,
+    measures_one,
+    num_processors,
+)
 
 log = logging.getLogger("enginebay")
 
@@ -98,5 +104,6 @@ def known_rates(platform: Platform, sweep: Sweep, *, remeasure: bool = False) ->
         device, env = platform.devices()[0], platform.env()
         name = env.device_kind or env.platform
         found = measure_machine(device, name, platform.compile_options(), sweep)
-        write_rates(machine, found)
+        if found.one is not None or not measures_one(device):
+            write_rates(machine, found)
     return found

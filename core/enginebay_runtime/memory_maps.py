@@ -1,4 +1,4 @@
-"""Memory maps of this process: Linux ends a process that compiles a program and gets none."""
+"""Refuses to compile where the process has too few memory maps left, because XLA would crash."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def require_maps(what: str) -> None:
             explain(
                 f"{what} is not compiled: this process has {num} memory maps, most of them of"
                 " compiled programs",
-                f"programs while there are at most {int(SHARE * limit)}",
+                f"at most {int(SHARE * limit)}",
                 f"Allow more (sysctl -w vm.max_map_count={4 * limit}), or fewer sizes of steps"
                 " (max_num_seqs, max_num_batched_tokens).",
             )

@@ -14,6 +14,7 @@ from enginebay.compose.composition import make_plan
 from enginebay.contracts.executor import weight_bytes
 from enginebay.errors import CheckpointError, ConfigError
 from enginebay.weights import QuantizedArray
+from enginebay_models import qwen2_moe
 from enginebay_models.qwen3_moe import family
 from enginebay_testing.reference import ReferenceModel
 from enginebay_xla.grouped_linear import grouped_linear, grouped_linear_reference
@@ -132,3 +133,24 @@ def test_a_batch_has_the_tokens_of_each_prompt_alone(
             tokens = out.outputs[0].token_ids
             assert len(tokens) == 8
             assert reference.first_wrong_token(prompt, tokens, 1e-4) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "windows"),
+    [
+        ({}, (None, None, None)),
+        ({"use_sliding_window": True}, (16, None, 16)),
+        ({"use_sliding_window": True, "max_window_layers": 1}, (16, None, None)),
+        ({"use_sliding_window": True, "max_window_layers": 0}, (None, None, None)),
+        ({"use_sliding_window": True, "sliding_window": None}, (None, None, None)),
+    ],
+)
+def test_windows_of_qwen2_moe_are_those_of_transformers(
+    fields: dict[str, Any], windows: tuple[int | None, ...]
+) -> None:
+    config = {"num_hidden_layers": 3, "sliding_window": 16} | fields
+    assert qwen2_moe.windows_of(config, 3) == windows
+    with pytest.raises(CheckpointError, match="max_window_layers"):
+        qwen2_moe.windows_of(
+            config | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": -1}, 3
+        )

@@ -179,6 +179,19 @@ def test_a_damaged_file_is_measured_again(
     assert path.read_text(encoding="utf-8") == text, "the file is whole again"
 
 
+def test_rates_without_those_of_one_processor_are_measured_again(
+    platform: Platform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partial = dataclasses.replace(KNOWN, one=None)
+    monkeypatch.setattr(stored_rates, "measure_machine", lambda *_: partial)
+    monkeypatch.setattr(machine_rates, "num_processors", lambda _: 2)
+    assert stored_rates.known_rates(platform, SMALL) == partial
+    assert stored_rates.read_rates(stored_rates.machine_of(platform, SMALL)) is None
+    monkeypatch.setattr(machine_rates, "num_processors", lambda _: 1)  # there is nothing to add
+    assert stored_rates.known_rates(platform, SMALL) == partial
+    assert stored_rates.read_rates(stored_rates.machine_of(platform, SMALL)) == partial
+
+
 def test_rates_that_cannot_be_stored_are_returned(
     platform: Platform, measured: list[Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

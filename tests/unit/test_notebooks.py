@@ -51,12 +51,20 @@ def test_an_output_is_shown_as_a_table_that_keeps_its_text() -> None:
 
 def test_a_shadow_report_is_shown_with_its_worst_layer_and_its_error() -> None:
     layers = tuple(
-        LayerDifference("decode", "full", layer, difference, 0.1, 0, 0, 9)
-        for layer, difference in ((0, 1e-6), (1, 2.5e-3))
+        LayerDifference(phase, "full", layer, difference, 0.1, num_nonfinite, 0, 9)
+        for phase, layer, difference, num_nonfinite in (
+            ("decode", 0, 1e-6, 0),
+            ("decode", 1, 2.5e-3, 0),
+            ("prefill", 3, 0.0, 4),
+        )
     )
-    phases = (ShadowPhase("decode", "xla", 8, 2, 0.001, 0.0025),)
+    phases = (
+        ShadowPhase("decode", "xla", 8, 2, 0.001, 0.0025),
+        ShadowPhase("prefill", "xla", 1, 1, 0.001, 0.0025),
+    )
     report = ShadowReport("attention", "mine<1>", 0.25, phases, layers, 3, "no & never")
     shown = report._repr_html_()
     assert "attention: mine&lt;1&gt;, on 25% of the steps" in shown
     assert "<td>2 of 8</td><td>layer 1: 0.0025</td><td>1.000</td><td>2.500</td>" in shown
+    assert "<td>layer 3: 0, 4 values not finite</td>" in shown
     assert "3 steps failed: no &amp; never" in shown

@@ -42,6 +42,8 @@ from enginebay_bench.step_account import (
     total,
 )
 from enginebay_runtime.engine import StepEngine
+from tests.brief import BRIEF
+from tests.unit.serving import SIZES
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -254,6 +256,22 @@ def test_the_whole_step_is_measured_and_the_rows_are_released(llm: LLM) -> None:
     assert (decode.mode, decode.seqs >= 2, decode.max_kv_len >= 13) == ("decode", True, True)
     assert 0 < prefill_s < 60
     assert 0 < decode_s < 60
+
+
+@pytest.mark.long
+def test_rows_for_which_the_cache_has_no_room_are_released() -> None:
+    engine = {"name": "oengine", "options": {"page_size": 8, "num_pages": 5}}
+    with LLM(BRIEF, **(SIZES | {"engine": engine})) as llm:
+
+        def measure() -> int:
+            engine: Any = llm.engine
+            engine.make_arrays()
+            with pytest.raises(UnsupportedError, match="the cache has room"):
+                measured_prefill(engine, StepSizes(prompt_len=60, rounds=1))
+            engine.ledger.check()
+            return int(engine.rows.num_reqs)
+
+        assert llm.run_on_engine(measure) == 0
 
 
 def test_the_seconds_of_a_step_are_the_best_after_its_programs_are_compiled() -> None:

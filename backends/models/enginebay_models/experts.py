@@ -140,16 +140,16 @@ class SharedExperts(nnx.Module):
 def experts_or_mlp(
     decoder: DecoderConfig,
     experts: ExpertsConfig,
-    beside: Callable[[str, Experts], Any] = lambda _, routed: routed,
+    add_shared: Callable[[str, Experts], Any] = lambda _, routed: routed,
 ) -> Callable[..., Any]:
-    """Return what makes the MLP of a layer, for Variant.mlp: experts, or a plain MLP in
-    `plain_layers`. `beside` adds to the experts of a prefix what each token gets besides.
+    """Return a function that makes a layer's MLP, for Variant.mlp: experts, or a plain MLP in
+    `plain_layers`. `add_shared(prefix, experts)` returns the experts with shared ones added.
     """
 
     def make(name: str, *sizes: int, **choices: Any) -> Any:
         if int(name.split(".")[2]) in experts.plain_layers:
             return Mlp(name, *sizes, **choices)
-        return beside(name, Experts(name, decoder, experts))
+        return add_shared(name, Experts(name, decoder, experts))
 
     return make
 

@@ -9,7 +9,7 @@ from enginebay.contracts.model import Model, ModelFamily
 from enginebay_models.decoder import Variant, build_decoder
 from enginebay_models.experts import ExpertsConfig, experts_or_mlp
 from enginebay_models.fields import positive
-from enginebay_models.hf_config import read_decoder
+from enginebay_models.hf_config import every_window, read_decoder
 
 _DEFAULTS: dict[str, Any] = {"max_position_embeddings": 131072, "rope_theta": 1e6}
 _NAMES = {
@@ -48,10 +48,8 @@ class MixtralFamily(ModelFamily):
         chosen = positive(config, "num_experts_per_tok", 2, most=count)
         width = decoder.intermediate_size
         experts = ExpertsConfig(count, chosen, width, is_normed=True, plain_layers=frozenset())
-        off = config.get("sliding_window") is None
-        window = None if off else positive(config, "sliding_window")
         variant = Variant(
-            windows=(window,) * decoder.num_layers,
+            windows=every_window(config, decoder.num_layers),
             mlp=experts_or_mlp(decoder, experts),
             mlp_config=experts,
             names=_NAMES,

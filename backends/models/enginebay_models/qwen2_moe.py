@@ -9,13 +9,13 @@ from enginebay.contracts.model import Model, ModelFamily
 from enginebay_models.blocks import Mlp
 from enginebay_models.decoder import Variant, build_decoder
 from enginebay_models.experts import Experts, SharedExperts, experts_or_mlp, read_experts
-from enginebay_models.fields import flag, positive
+from enginebay_models.fields import bad_field, flag, positive
 from enginebay_models.hf_config import DEFAULT_WINDOW, layer_windows, read_decoder
 
 _DEFAULTS: dict[str, Any] = {"max_position_embeddings": 32768}
 
 
-def _windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
+def windows_of(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ...]:
     """Return the window of each layer; None is full attention."""
     if config.get("layer_types") is not None or not flag(
         config, "use_sliding_window", default=False
@@ -24,7 +24,9 @@ def _windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | None, ..
     if config.get("sliding_window", DEFAULT_WINDOW) is None:
         return (None,) * num_layers
     window = positive(config, "sliding_window", DEFAULT_WINDOW)
-    first = positive(config, "max_window_layers", 28)
+    first = config.get("max_window_layers", 28)
+    if type(first) is not int or first < 0:
+        raise bad_field("max_window_layers", first, "a whole number of layers")
     return tuple(window if i % 2 == 0 and i < first else None for i in range(num_layers))
 
 
@@ -57,7 +59,7 @@ class Qwen2MoeFamily(ModelFamily):
             return SharedExperts(routed, mlp, f"{name}.shared_expert_gate.weight", size)
 
         variant = Variant(
-            windows=_windows(config, decoder.num_layers),
+            windows=windows_of(config, decoder.num_layers),
             qkv_bias=flag(config, "qkv_bias", default=True),
             mlp=experts_or_mlp(decoder, experts, shared),
             mlp_config=(experts, width),
