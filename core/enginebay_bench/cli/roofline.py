@@ -169,7 +169,7 @@ def print_account(account: StepAccount) -> None:
     rows.append(["the rest", *blank, "", f"{account.rest_s * 1e6:.1f}", "", ""])
     print_table(columns, rows)
     print(
-        f"ops take {100 * account.ops_s / account.step_s:.0f} % of the step; predictions assume "
+        f"ops take {100 * account.ops_s / account.step_s:.0f} % of the step; predictions read "
         f"{rate:.1f} GB/s"
     )
 
