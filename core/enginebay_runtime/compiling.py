@@ -30,10 +30,10 @@ from enginebay.contracts.executor import EngineParts
 from enginebay.contracts.model import Weights
 from enginebay.contracts.step_key import Kind, StepKey
 from enginebay.jax_config import seen_entries
+from enginebay.memory_maps import require_maps
 from enginebay.ops import prefill_columns as columns
 from enginebay_runtime.full_vocab import FullVocab
 from enginebay_runtime.layered import MIN_LAYERS, LayeredStep, ProgramCalls, split_step
-from enginebay_runtime.memory_maps import require_maps
 from enginebay_runtime.prefill import forward_step, sample_step
 from enginebay_runtime.programs import ProgramName, parts_of, program_name
 from enginebay_runtime.small_programs import abstract_array

@@ -30,6 +30,7 @@ from enginebay.contracts.executor import Layouts, OpsFactory, ShadowParts
 from enginebay.contracts.model import Model
 from enginebay.contracts.step_key import StepKey
 from enginebay.errors import error_line
+from enginebay.memory_maps import require_maps
 from enginebay.ops import prefill_columns as columns
 from enginebay.shadow_report import LayerDifference, ShadowPhase, ShadowReport
 from enginebay_runtime.shadow_steps import (
@@ -200,6 +201,7 @@ class Shadow:
         """
         program = self._programs.get((key, what))
         if program is None:
+            require_maps(f"a shadow's program for {key}")
             lowered = jax.jit(function, donate_argnums=donated).lower(*args)
             program = lowered.compile(compiler_options=executor.compile_options)
             self._programs[key, what] = program

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from enginebay.jax_config import seen_entries
+from enginebay.memory_maps import require_maps
 from enginebay_runtime.stored_programs import trace_settings
 from enginebay_runtime.view import ExecutorView
 
@@ -36,6 +37,7 @@ def compiled_program(
     with executor.compilations.timed():
         found = None if store is None else store.load(*stored_name)
         if found is None:
+            require_maps(f"the program {name[0]}")
             jitted = jax.jit(function, donate_argnums=donated, out_shardings=outputs)
             with seen_entries() as entries:
                 found = jitted.lower(*described).compile(compiler_options=options)

@@ -13,6 +13,7 @@ import numpy as np
 
 from enginebay.contracts.compilations import Compilations
 from enginebay.errors import CompilationError
+from enginebay.memory_maps import require_maps
 
 
 def cjit(
@@ -86,6 +87,7 @@ class CompiledOnce:
                     "shapes that were used before compiling was forbidden",
                     "Call it once with these shapes before, or allow compiling.",
                 )
+            require_maps("a function for new shapes")
             with self.compilations.timed():
                 lowered = self.function.lower(*args)
                 program = lowered.compile(compiler_options=self.compile_options)

@@ -27,6 +27,7 @@ from enginebay.contracts.cache import KVLayout
 from enginebay.contracts.executor import EngineParts
 from enginebay.contracts.model import Weights
 from enginebay.errors import CompilationError, ConfigError, RequestError, StoppedError
+from enginebay.memory_maps import require_maps
 from enginebay.types import MAX_STOP_TOKENS, ROW_VALUES
 from enginebay.waits import waiting
 from enginebay_contiguous.batch_steps import BatchResult, BatchSteps, batch_rows
@@ -281,6 +282,7 @@ class Programs:
 
     def compile_lowered(self, lowered: list[Any]) -> Pair:
         """Compile both functions in parallel."""
+        require_maps("a generation's step")
         options = dict(self.engine.parts.platform.compile_options())
 
         def compiled(one: Any) -> Any:
