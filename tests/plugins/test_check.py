@@ -64,6 +64,7 @@ def test_wrong_result_is_incorrect_with_its_error_and_bound(
     assert (found["version"], found["level"], found["target"]) == ("0.3.0", "run", "cpu")
 
 
+@pytest.mark.long
 def test_not_a_number_is_incorrect_and_json_stays_strict(
     planted: tuple[int, list[dict[str, Any]]],
 ) -> None:
@@ -72,6 +73,7 @@ def test_not_a_number_is_incorrect_and_json_stays_strict(
     assert "nan" in found["detail"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "verdict", "detail"),
     [
@@ -93,6 +95,7 @@ def test_fault_is_named_and_the_other_cases_go_on(
     assert set(others) == {"PASS"}
 
 
+@pytest.mark.long
 def test_module_that_kills_its_importer_is_one_error(
     planted: tuple[int, list[dict[str, Any]]],
 ) -> None:
@@ -101,6 +104,7 @@ def test_module_that_kills_its_importer_is_one_error(
     assert "exit code 5" in found["detail"]
 
 
+@pytest.mark.long
 def test_part_that_is_not_installed_is_unsupported_with_its_reason(
     planted: tuple[int, list[dict[str, Any]]],
 ) -> None:
@@ -108,6 +112,7 @@ def test_part_that_is_not_installed_is_unsupported_with_its_reason(
     assert (found["verdict"], "no_such_module" in found["detail"]) == ("UNSUPPORTED", True)
 
 
+@pytest.mark.long
 def test_case_that_never_ends_in_c_is_a_timeout(planted: tuple[int, list[dict[str, Any]]]) -> None:
     found = by_case(planted[1], "hangs")
     faulty = found.pop(FAULTY_CASE)
@@ -138,6 +143,7 @@ def shown(
     return show
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "verdict", "code"),
     [
@@ -163,6 +169,7 @@ def test_faults_make_the_exit_code_1(
     assert found == code
 
 
+@pytest.mark.long
 def test_table_shows_the_error_against_its_bound(
     planted: tuple[int, list[dict[str, Any]]], shown: Callable[[str], tuple[int, str]]
 ) -> None:

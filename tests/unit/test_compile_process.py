@@ -149,6 +149,7 @@ def test_a_step_that_is_interrupted_is_compiled_after_another_start(
     assert ran == ["first", "again"]
 
 
+@pytest.mark.long
 def test_a_process_ends_with_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_process, "TARGET", f"{__name__}:never")
     monkeypatch.setattr(compile_process, "POLL_S", 0.01)
@@ -172,6 +173,7 @@ def test_a_compilation_ends_at_its_time_limit(
     assert process.pid is None
 
 
+@pytest.mark.long
 def test_the_process_ends_with_a_job_that_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_process, "TARGET", f"{__name__}:slow")
     process = CompileProcess(config(), "digest", lambda: False)
@@ -208,6 +210,7 @@ def test_a_step_that_cannot_be_stored_is_compiled_by_the_one_who_asks(
         assert worker.answer_bytes(encoded(other, key)) == b"JAX has other settings"
 
 
+@pytest.mark.long
 def test_a_process_makes_way_for_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """It stops and goes on in turn while steps run, and ends its work all the same."""
     monkeypatch.setattr(compile_process, "TARGET", f"{__name__}:slow")

@@ -29,6 +29,7 @@ def options_of(**values: Any) -> Any:
     return registry.options(registry.find("engine", "esurge"), values)
 
 
+@pytest.mark.long
 def test_every_engine_gives_the_same_text(run: Run, config: str) -> None:
     command = ("generate", PROMPT, "--max-tokens", "24", "--config", config)
     results = {name: run(*command, "--engine", name) for name in ENGINES}

@@ -81,6 +81,7 @@ def test_logits_are_the_models_after_every_token(
     assert scored.new_token_ids == tuple(expected[len(tokens) - 1 :].argmax(axis=-1))
 
 
+@pytest.mark.long
 def test_a_known_beginning_is_computed_again(scored_again: Scored, scored: Scored) -> None:
     assert np.array_equal(scored_again.logits, scored.logits)
 

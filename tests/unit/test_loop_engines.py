@@ -75,6 +75,7 @@ def test_after_a_failed_step_others_have_the_tokens_of_fresh_arrays(
     loop.call(start.check)
 
 
+@pytest.mark.long
 def test_an_engine_that_cannot_begin_anew_tells_everybody(
     start: Loops, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,6 +88,7 @@ def test_a_row_with_nan_ends_with_an_error_that_names_the_step(
     assert "float16" not in str(info.value)
 
 
+@pytest.mark.long
 def test_other_rows_go_on_and_a_freed_row_leaves_no_nan(broken: LLM, sound: list[int]) -> None:
     counts = Counts()
     broken.loop.observers.add(counts)
@@ -104,6 +105,7 @@ def test_other_rows_go_on_and_a_freed_row_leaves_no_nan(broken: LLM, sound: list
     assert sorted(counts.reasons) == ["error", "error", *["length"] * 5]
 
 
+@pytest.mark.long
 def test_a_decode_step_is_named(broken: LLM, sound: list[int]) -> None:
     """The broken token is the third one: the fourth has NaN logits."""
     params = SamplingParams(max_tokens=8, temperature=0, logit_bias={BROKEN: 100.0}, min_tokens=8)

@@ -107,6 +107,7 @@ def test_messages_about_waits_name_the_kernel_of_the_block(llm: LLM) -> None:
     assert runner.title == before == make_title(llm.plan)
 
 
+@pytest.mark.long
 def test_a_phase_alone_is_overridden(llm: LLM) -> None:
     expected = tokens(llm)
     with llm.override(attention={"decode": garbage_attention}, check=False):

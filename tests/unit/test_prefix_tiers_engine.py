@@ -88,7 +88,7 @@ def stored_pages(llm: LLM) -> dict[bytes, list[bytes]]:
 @pytest.mark.parametrize(
     "choices",
     [
-        {"kv_cache_dtype": "int8"},
+        pytest.param({"kv_cache_dtype": "int8"}, marks=pytest.mark.long),
         pytest.param({}, marks=pytest.mark.slow),
         pytest.param({"kv_cache_dtype": "uint4"}, marks=pytest.mark.slow),
         pytest.param({"mesh": {"tensor": 2}}, marks=pytest.mark.slow),

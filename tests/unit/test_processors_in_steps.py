@@ -133,6 +133,7 @@ def check_mixed(llm: LLM, plain: list[int]) -> None:
     assert_idle(llm)
 
 
+@pytest.mark.long
 def test_a_row_goes_on_elsewhere_with_its_fields(both: Changing) -> None:
     """Fields that change with each token too."""
     engine = both.llm.engine
@@ -252,6 +253,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_queued(
     assert_idle(llm)
 
 
+@pytest.mark.long
 def test_after_warmup_processors_compile_nothing() -> None:
     sizes = SIZES | {"max_model_len": 16, "max_num_seqs": 1, "max_num_batched_tokens": 16}
     with few_sizes(), LLM(LEAST, processors=("logit_bias",), sampler="greedy", **sizes) as llm:

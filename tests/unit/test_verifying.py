@@ -159,6 +159,7 @@ def test_drafts_of_several_passes_are_verified_in_one_step(
     check_far(pages, reference, kind, wrong_every)
 
 
+@pytest.mark.long
 def test_passes_of_chunks_are_verified_in_one_step(
     slots: Changing, reference: ReferenceModel
 ) -> None:

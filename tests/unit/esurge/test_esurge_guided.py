@@ -56,6 +56,7 @@ def one_by_one(engine: eSurge) -> list[RequestOutput]:
     ]
 
 
+@pytest.mark.long
 def test_generate_gives_guided_and_free_requests_of_a_batch_their_own(
     real_engine: eSurge,
 ) -> None:  # holds SG1

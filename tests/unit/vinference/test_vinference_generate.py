@@ -82,6 +82,7 @@ def reference(pooled_module: None) -> dict[str, list[list[int]]]:
 # holds V35
 
 
+@pytest.mark.long
 def test_a_chunk_is_as_many_single_steps(inference: vInference) -> None:
     single = vInference(MODEL, None, CONFIG.replace(streaming_chunks=1))
     single.precompile(BATCH)
