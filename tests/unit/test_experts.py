@@ -14,7 +14,7 @@ from enginebay.compose.composition import make_plan
 from enginebay.contracts.executor import weight_bytes
 from enginebay.errors import CheckpointError, ConfigError
 from enginebay.weights import QuantizedArray
-from enginebay_models import qwen2_moe
+from enginebay_models import olmoe, qwen2_moe
 from enginebay_models.qwen3_moe import family
 from enginebay_testing.reference import ReferenceModel
 from enginebay_xla.grouped_linear import grouped_linear, grouped_linear_reference
@@ -154,3 +154,10 @@ def test_windows_of_qwen2_moe_are_those_of_transformers(
         qwen2_moe.windows_of(
             config | {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": -1}, 3
         )
+
+
+def test_olmoe_refuses_what_it_does_not_compute() -> None:
+    config = tiny.CONFIGS["olmoe-one"]
+    assert olmoe.family.build(config | {"clip_qkv": None}, dtype="float32")
+    with pytest.raises(CheckpointError, match=r"clip_qkv = 8\.0"):
+        olmoe.family.build(config | {"clip_qkv": 8.0}, dtype="float32")

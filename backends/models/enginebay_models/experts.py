@@ -56,15 +56,22 @@ class ExpertsConfig:
         return weights * self.scale, ids
 
 
+def read_counts(config: Mapping[str, Any], count: int, chosen: int) -> tuple[int, int]:
+    """Read the number of experts, and how many each token is sent to. `count` and `chosen` are the
+    family's defaults; CheckpointError names a wrong field.
+    """
+    name = "num_local_experts" if "num_local_experts" in config else "num_experts"
+    count = positive(config, name, count)
+    return count, positive(config, "num_experts_per_tok", chosen, most=count)
+
+
 def read_experts(
     config: Mapping[str, Any], num_layers: int, *, count: int, chosen: int, width: int
 ) -> ExpertsConfig:
     """Read the fields of the experts as Qwen's families have them; CheckpointError names a wrong
     one. `count`, `chosen` and `width` are the family's defaults.
     """
-    name = "num_local_experts" if "num_local_experts" in config else "num_experts"
-    count = positive(config, name, count)
-    chosen = positive(config, "num_experts_per_tok", chosen, most=count)
+    count, chosen = read_counts(config, count, chosen)
     step = positive(config, "decoder_sparse_step", 1)
     plain = config.get("mlp_only_layers") or []
     if not isinstance(plain, list) or any(type(layer) is not int for layer in plain):

@@ -7,8 +7,7 @@ from typing import Any
 
 from enginebay.contracts.model import Model, ModelFamily
 from enginebay_models.decoder import Variant, build_decoder
-from enginebay_models.experts import ExpertsConfig, experts_or_mlp
-from enginebay_models.fields import positive
+from enginebay_models.experts import ExpertsConfig, experts_or_mlp, read_counts
 from enginebay_models.hf_config import every_window, read_decoder
 
 _DEFAULTS: dict[str, Any] = {"max_position_embeddings": 131072, "rope_theta": 1e6}
@@ -43,11 +42,12 @@ class MixtralFamily(ModelFamily):
             max_model_len=max_model_len,
             eps=("rms_norm_eps", 1e-5),
         )
-        name = "num_experts" if "num_experts" in config else "num_local_experts"
-        count = positive(config, name, 8)
-        chosen = positive(config, "num_experts_per_tok", 2, most=count)
-        width = decoder.intermediate_size
-        experts = ExpertsConfig(count, chosen, width, is_normed=True, plain_layers=frozenset())
+        experts = ExpertsConfig(
+            *read_counts(config, count=8, chosen=2),
+            decoder.intermediate_size,
+            is_normed=True,
+            plain_layers=frozenset(),
+        )
         variant = Variant(
             windows=every_window(config, decoder.num_layers),
             mlp=experts_or_mlp(decoder, experts),

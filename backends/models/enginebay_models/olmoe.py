@@ -7,8 +7,8 @@ from typing import Any
 
 from enginebay.contracts.model import Model, ModelFamily
 from enginebay_models.decoder import Variant, build_decoder
-from enginebay_models.experts import ExpertsConfig, experts_or_mlp
-from enginebay_models.fields import bad_field, flag, positive
+from enginebay_models.experts import ExpertsConfig, experts_or_mlp, read_counts
+from enginebay_models.fields import bad_field, flag
 from enginebay_models.hf_config import read_decoder
 
 _DEFAULTS: dict[str, Any] = {"max_position_embeddings": 4096}
@@ -35,11 +35,8 @@ class OlmoeFamily(ModelFamily):
         decoder = read_decoder(
             _DEFAULTS | dict(config), max_model_len=max_model_len, eps=("rms_norm_eps", 1e-5)
         )
-        name = "num_local_experts" if "num_local_experts" in config else "num_experts"
-        count = positive(config, name, 64)
         experts = ExpertsConfig(
-            count,
-            positive(config, "num_experts_per_tok", 8, most=count),
+            *read_counts(config, count=64, chosen=8),
             decoder.intermediate_size,
             is_normed=flag(config, "norm_topk_prob", default=False),
             plain_layers=frozenset(),
