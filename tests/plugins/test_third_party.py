@@ -126,6 +126,7 @@ def test_third_party_plugin_passes_the_conformance_suites_in_short(in_short: str
     assert "does not support features softcap" in in_short
 
 
+@pytest.mark.long
 def test_own_tests_of_the_example_pass(in_short: str) -> None:
     names = re.findall(r"^def (test_\w+)", TESTS.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(names) == 4

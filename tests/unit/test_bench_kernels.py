@@ -274,6 +274,7 @@ def test_tables_keep_what_was_not_measured_again(tmp_path: Path) -> None:
     ).entries == (again,)
 
 
+@pytest.mark.long
 def test_the_program_measures_and_tunes_and_engines_find_it(
     run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,6 +46,7 @@ def test_ctrl_c_ends_a_generation_with_what_there_is() -> None:
     assert lines == [""]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("command", "last"),
     [

@@ -160,6 +160,7 @@ def test_guided_rows_run_one_step_a_call_and_the_others_all_of_them(
     assert sorted(len(row.update) for row in first_rows) == [0, 0, 1, 1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("overlap", [False, True])
 def test_neither_overlap_nor_preemption_changes_a_token(
     made: Changing, llm: LLM, overlap: bool

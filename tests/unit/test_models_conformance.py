@@ -43,6 +43,7 @@ def checks_of(name: str) -> list[Check]:
 CHECKS = [(f"{name}-{check}", run) for name in OWN_FIELDS for check, run in checks_of(name)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("check", [pytest.param(run, id=name) for name, run in CHECKS])
 def test_family_keeps_the_contract(check: Callable[[], None]) -> None:
     check()
@@ -103,6 +104,7 @@ def depend_on_chunk(hidden: jax.Array, batch: AttnBatch) -> jax.Array:
     return hidden * (1 + 0.01 * batch.q_lens[0])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "failing"),
     [

@@ -205,6 +205,7 @@ def test_one_without_the_layout_of_the_cache_is_refused(llm: LLM) -> None:
             pytest.fail("the block was entered")
 
 
+@pytest.mark.long
 def test_requests_under_way_are_refused_at_the_beginning_and_ended_at_the_end(llm: LLM) -> None:
     expected = tokens(llm)
     stream = llm.stream(PROMPT, SamplingParams(max_tokens=100, ignore_eos=True))

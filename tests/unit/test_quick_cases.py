@@ -58,6 +58,7 @@ def other_lse(out: Any, cache: Any, lse: Any, batch: Any) -> Any:
     return out, cache, lse * 1.01
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -22,6 +22,7 @@ from enginebay_xla import sample as draw
 from tests.zoo.samplers import FAULTS, sample
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("wrong", "name"),
     [
@@ -57,6 +58,7 @@ def test_noise_is_gumbel_distributed_to_the_far_tail() -> None:
     assert 10.0 < noise[-1] < 22.9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num_candidates", [1, 64])
 def test_token_is_the_same_however_the_kept_tokens_are_found(
     num_candidates: int, monkeypatch: pytest.MonkeyPatch

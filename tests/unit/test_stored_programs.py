@@ -274,6 +274,7 @@ def test_a_changed_entry_of_the_compilation_cache_does_no_harm(
     np.testing.assert_array_equal(loaded(jnp.zeros(3), jnp.ones(3))[0], [1, 1, 1])
 
 
+@pytest.mark.long
 def test_a_program_that_was_read_from_the_compilation_cache_is_stored_too(
     store: ProgramStore,
 ) -> None:
@@ -517,6 +518,7 @@ def answer(folder: Path, **options: Any) -> Any:
         return llm.generate([[3, 5, 9]], GREEDY)[0].outputs[0].token_ids
 
 
+@pytest.mark.long
 def test_another_engine_of_the_same_parts_traces_nothing(
     tmp_path: Path, traced: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

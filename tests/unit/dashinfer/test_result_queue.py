@@ -106,7 +106,7 @@ def test_a_reader_that_waits_is_woken_by_the_token() -> None:
 
 # holds D12
 def test_figures_of_a_request_are_whole_numbers(running: Engine) -> None:
-    before_ms = time.time() * 1e3
+    before_ms = int(time.time() * 1e3)  # the figures are whole milliseconds, rounded down
     _, handle, results = running.start_request_ids("one", None, [5] * 40, greedy(max_length=60))
     running.sync_request("one", handle)
     first = results.RequestStatInfo()

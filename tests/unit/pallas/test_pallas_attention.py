@@ -101,6 +101,7 @@ def test_the_device_takes_keys_and_values_apart(dtype: str) -> None:
     assert np.array_equal(np.asarray(values), expected[:, 1::2].transpose(1, 0, 2))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("mode", "q_lens"), [("decode", (1, 1)), ("mixed", (1, 5))])
 def test_pages_before_the_window_are_not_read(mode: Any, q_lens: tuple[int, int]) -> None:
     """Their numbers are out of the cache, which the interpreter would tell of; the window begins
