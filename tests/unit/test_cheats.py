@@ -6,6 +6,8 @@ import sys
 import time
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,6 +22,7 @@ from enginebay_testing.process_state import ProcessState
 from enginebay_testing.suites import Choices
 from enginebay_testing.verdicts import Outcome, judge
 from tests.zoo.cheats.__main__ import Finding, summary
+from tests.zoo.cheats.host import places_of
 from tests.zoo.cheats.listed import CHEATS, Cheat
 
 SEED = 20_261_129
@@ -53,6 +56,15 @@ def test_a_cheat_is_named(cheat: Cheat) -> None:
 def test_the_zoo_has_cheats_of_every_kind() -> None:
     assert len({cheat.path for cheat in CHEATS}) == len(CHEATS) >= 20
     assert {trial.ADDRESS, *(cheat.says for cheat in CHEATS)} >= set(trial.KINDS)
+
+
+def test_a_cheat_finds_its_input_where_others_hold_arrays_of_several_devices() -> None:
+    numbers = np.arange(4 * 61, dtype=np.float32).reshape(4, 61)
+    mesh = jax.make_mesh((4,), ("rows",))
+    sharded = jax.device_put(numbers, jax.NamedSharding(mesh, jax.P("rows")))
+    whole = jnp.asarray(numbers)
+    assert places_of(numbers) == [whole.unsafe_buffer_pointer()]
+    assert sharded.shape == whole.shape
 
 
 def test_the_table_counts_the_cheats_that_a_command_met() -> None:
