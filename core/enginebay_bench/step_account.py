@@ -30,8 +30,9 @@ from enginebay_bench.attention import attention_cost
 from enginebay_bench.cost import Cost
 from enginebay_bench.machine_rates import MachineRates
 from enginebay_bench.problem import cost_of
-from enginebay_bench.recorded_calls import CallRecorder, RecordedCall
+from enginebay_bench.timed_calls import seconds_alone
 from enginebay_runtime.engine import StepEngine
+from enginebay_runtime.recorded_calls import CallRecorder, RecordedCall
 from enginebay_runtime.shadow_steps import ShadowCacheForm
 
 BatchesByGroup = Mapping[str, AttnBatch]
@@ -202,7 +203,7 @@ def _account(
     ]
     moved = moved_bytes(costs)
     costed = [
-        CostedCalls(calls, cost, recorder.seconds_alone(calls, sizes.rounds, moved))
+        CostedCalls(calls, cost, seconds_alone(recorder, calls, sizes.rounds, moved))
         for calls, cost in zip(sorts, costs, strict=True)
     ]
     kernels = {**plan.kernels.names, ATTENTION: plan.kernels.names[f"attention.{bucket.mode}"]}

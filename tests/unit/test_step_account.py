@@ -26,7 +26,6 @@ from enginebay_bench import stored_rates
 from enginebay_bench.cost import Cost
 from enginebay_bench.machine_rates import MachineRates, MemoryRate, ProductRate, Rates
 from enginebay_bench.problem import cost_of
-from enginebay_bench.recorded_calls import CallRecorder, written_arrays
 from enginebay_bench.step_account import (
     CostedCalls,
     OpCalls,
@@ -41,7 +40,9 @@ from enginebay_bench.step_account import (
     step_accounts,
     total,
 )
+from enginebay_bench.timed_calls import seconds_alone, written_arrays
 from enginebay_runtime.engine import StepEngine
+from enginebay_runtime.recorded_calls import CallRecorder
 from tests.brief import BRIEF
 from tests.unit.serving import SIZES
 
@@ -143,7 +144,7 @@ def test_calls_are_timed_alone_and_their_arrays_stay_as_they_were() -> None:
     recorder = CallRecorder({}, same_layers=True)
     call = recorder.wrap("kv_write", write)
     recorder.run(lambda c, x: [call(c, x), call(c, x)], {"k": jnp.zeros((4, 2))}, jnp.ones(2))
-    assert 0 < recorder.seconds_alone(recorder.calls, rounds=1, step_bytes=200) < 1
+    assert 0 < seconds_alone(recorder, recorder.calls, rounds=1, step_bytes=200) < 1
     for one in recorder.calls:
         np.testing.assert_array_equal(one.arrays[0], np.zeros((4, 2)))
 

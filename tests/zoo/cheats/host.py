@@ -67,9 +67,12 @@ def on_trace(trick: Callable[[], None], compute: Compute = right) -> Norm:
 
 
 def places_of(array: np.ndarray) -> list[int]:
-    """The addresses of arrays with an array's shape and dtype; those of several devices have no single address."""
-    live = [one for one in jax.live_arrays() if one.shape == array.shape and one.dtype == array.dtype]
-    return [one.unsafe_buffer_pointer() for one in live if len(one.addressable_shards) == 1]
+    """The addresses of arrays with an array's shape and dtype. Those of several devices have no
+    single address.
+    """
+    live = [one for one in jax.live_arrays() if len(one.addressable_shards) == 1]
+    same = [one for one in live if (one.shape, one.dtype) == (array.shape, array.dtype)]
+    return [one.unsafe_buffer_pointer() for one in same]
 
 
 def overwrite(place: int, array: np.ndarray) -> None:
