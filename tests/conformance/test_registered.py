@@ -53,6 +53,12 @@ SHARDED_IN_SHORT = {
 code.
 """
 
+LONG_OF_FAMILIES = ("padding_changes_nothing", "_devices_equal_one")
+FAMILIES_IN_SHORT = ("llama", "deepseek_v2")
+"""The checks of a model family that compile most, and the families whose checks are not long: one
+with keys and values, and one with a latent cache. Stored logits hold the others in `make test`.
+"""
+
 RARE_FAMILIES = (
     *("cohere", "cohere2", "ernie4_5", "gemma", "gemma2", "glm4", "gpt2", "gpt_neox", "granite"),
     *("mixtral", "mpt", "nemotron", "olmo2", "olmo3", "olmoe", "phi3", "qwen2_moe", "smollm3"),
@@ -90,6 +96,8 @@ def long_checks(entry: Entry, names: list[str]) -> set[str]:
     """The checks of a part that `make test` leaves to `make test-long`."""
     if label(entry) in LONG_PARTS:
         return set(names)
+    if entry.kind == "model" and entry.name not in FAMILIES_IN_SHORT:
+        return {name for name in names if name.endswith(LONG_OF_FAMILIES)}
     if entry.kind == "kernel" and entry.op in LONG_CASES:
         return late_cases(names, LONG_CASES[entry.op])
     return set()

@@ -255,6 +255,7 @@ def test_cache_that_is_copied_is_found_by_compiling_alone(site: Path) -> None:
     assert "the program copies the cache" in found[0]["detail"]
 
 
+@pytest.mark.long
 def test_levels_of_the_pytest_plugin_are_those_of_the_command(site: Path) -> None:
     options = ("-p", "enginebay_testing", "-p", "no:cacheprovider", "-q", "-rA")
     part = ("--enginebay-check", "toy_norm", "--enginebay-level")

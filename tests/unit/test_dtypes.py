@@ -56,6 +56,7 @@ def test_a_kernel_of_one_dtype_alone_is_refused_for_a_narrower_cache() -> None:
         plan_of(kv_cache_dtype="bfloat16", kernels={"attention": {"decode": "native"}})
 
 
+@pytest.mark.long
 def test_logits_are_f32_whatever_weights_and_cache_are_stored_in() -> None:
     ids = np.random.default_rng(3).integers(4, 2048, 40).tolist()
     plans = [plan_of(**{name: "bfloat16"}) for name in NARROW]

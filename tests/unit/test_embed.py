@@ -123,6 +123,7 @@ class PreemptsOnce(Scheduler):
         return self.inner.decide(view, state)
 
 
+@pytest.mark.long
 def test_preempted_in_the_middle_of_a_prompt(
     llm: LLM, expected: dict[str, list[np.ndarray]]
 ) -> None:

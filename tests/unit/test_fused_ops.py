@@ -216,7 +216,7 @@ def attend(
     return tuple(np.asarray(x) for x in (out, after["k"], after["v"]))
 
 
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_every_way_to_rotate_and_write_gives_the_same(shards: int) -> None:
     spec = RopeSpec(10000.0, 16)
     wanted = attend(XlaAttention(), PLAIN, shards, spec)
@@ -247,7 +247,7 @@ def test_without_rope_nothing_is_rotated() -> None:
         np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_layer_that_shares_anothers_cache_rotates_its_queries_and_writes_nothing(
     shards: int,
 ) -> None:

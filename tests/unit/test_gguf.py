@@ -251,6 +251,7 @@ def test_quantised_experts_are_those_of_the_dequantised_tensor(tmp_path: Path) -
     np.testing.assert_allclose(in_f32(weight), wanted, atol=1e-6 * np.abs(wanted).max())
 
 
+@pytest.mark.long
 def test_a_file_generates_what_its_checkpoint_generates(tmp_path: Path) -> None:
     """Configuration, tokenizer, chat template and end tokens come from the file."""
     path = convert(Path(LEAST), tmp_path / "model.gguf")

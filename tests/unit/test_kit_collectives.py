@@ -48,7 +48,7 @@ def in_float16(x: jax.Array, *, axes: Axes) -> jax.Array:
     ("op", "kernel", "only"),
     [
         ("all_gather", by_last_axis_first, "two_by_two-rows_4133"),
-        ("all_reduce", its_own_after_a_while, "rows_4133"),
+        pytest.param(*("all_reduce", its_own_after_a_while, "rows_4133"), marks=pytest.mark.long),
         ("all_reduce", in_float16, "features_129"),
     ],
 )
@@ -56,7 +56,10 @@ def test_a_wrong_collective_is_found(op: str, kernel: Any, only: str) -> None:
     assert wrong_cases(op, kernel, only=only)
 
 
-@pytest.mark.parametrize(("op", "kernel"), [("all_gather", all_gather), ("all_reduce", all_reduce)])
+@pytest.mark.parametrize(
+    ("op", "kernel"),
+    [pytest.param("all_gather", all_gather, marks=pytest.mark.long), ("all_reduce", all_reduce)],
+)
 def test_a_right_collective_passes(op: str, kernel: Any) -> None:
     assert not wrong_cases(op, kernel, only="4133")
 

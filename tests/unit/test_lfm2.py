@@ -134,6 +134,7 @@ def scheduled_by(llm: LLM, scheduler: Scheduler) -> Iterator[None]:
         llm.run_on_engine(lambda: setattr(llm.loop, "scheduler", before))
 
 
+@pytest.mark.long
 def test_rows_preempted_in_the_middle_of_their_prompts_have_the_same_tokens(paged: LLM) -> None:
     """They go on from a snapshot or from the beginning, never from the state that they left."""
     paged.run_on_engine(lambda: (paged.engine.drop_arrays(), paged.engine.make_arrays()))

@@ -75,10 +75,19 @@ def broken(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[LL
 
 @pytest.mark.parametrize(
     "params",
-    [LONG, SamplingParams(max_tokens=4, temperature=1.0, seed=1, logprobs=2),
-     SamplingParams(max_tokens=4, temperature=0, repetition_penalty=1.2)],
+    [
+        LONG,
+        pytest.param(
+            SamplingParams(max_tokens=4, temperature=1.0, seed=1, logprobs=2),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            SamplingParams(max_tokens=4, temperature=0, repetition_penalty=1.2),
+            marks=pytest.mark.long,
+        ),
+    ],
     ids=["greedy", "drawn", "penalised"],
-)  # fmt: skip
+)
 def test_a_row_with_nan_ends_with_an_error_that_names_the_step(
     broken: LLM, params: SamplingParams
 ) -> None:
@@ -125,6 +134,7 @@ def test_a_guided_row_with_nan_is_no_fault_of_its_constraint(tmp_path: Path) -> 
         llm.generate("One day", SamplingParams(max_tokens=5, choice=("yes", "no")))
 
 
+@pytest.mark.long
 def test_embeddings_are_finite_or_an_error(broken: LLM) -> None:
     assert np.isfinite(broken.embed(GOOD)[0]).all()
     with pytest.raises(NonFiniteError, match="hidden states of request"):

@@ -101,6 +101,7 @@ def test_one_short_request_needs_the_first_pages_only_and_a_batch_all(
 
 
 @pytest.mark.usefixtures("small_start")
+@pytest.mark.long
 def test_pages_are_there_when_they_are_given_out_though_nobody_said_they_would_be(
     expected: Expected,
 ) -> None:  # holds OG1

@@ -211,7 +211,7 @@ def test_logits_of_int8_weights_are_near_those_of_f32(reference: ReferenceModel)
 @pytest.mark.parametrize(
     ("engine", "choices"),
     [
-        ("vinference", {}),
+        pytest.param("vinference", {}, marks=pytest.mark.long),
         pytest.param("oengine", {}, marks=pytest.mark.slow),
         pytest.param("esurge", {}, marks=pytest.mark.slow),
         ("oengine", {"mesh": {"tensor": 2}}),

@@ -274,7 +274,7 @@ WRONG: dict[str, Callable[[Decision, SchedulerView], Decision]] = {
     ("wrong", "name"),
     [
         ("idle", "everything_ends[rows]"),
-        ("drops the last decode", "invariants_hold[rows]"),
+        pytest.param("drops the last decode", "invariants_hold[rows]", marks=pytest.mark.long),
         ("never preempts", "everything_ends[tight_pool]"),
         ("over the cache", "everything_ends[pool]"),
         ("too many steps", "invariants_hold[pool]"),

@@ -140,7 +140,8 @@ def test_weights_have_the_stored_numbers(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "devices"),
-    [("gptq", 2), *(pytest.param(name, 1, marks=pytest.mark.slow) for name in CASES),
+    [pytest.param("gptq", 2, marks=pytest.mark.long),
+     *(pytest.param(name, 1, marks=pytest.mark.slow) for name in CASES),
      *(pytest.param(name, 2, marks=pytest.mark.slow) for name in CASES if name != "gptq")],
 )  # fmt: skip
 def test_logits_are_those_of_the_dequantised_weights(

@@ -35,14 +35,16 @@ from enginebay_xla.layout import HndLayout
 
 CASES = {case.name: case for case in attention_cases()}
 OFTEN = ("decode_rows_are_pages_bfloat16", "prefill_window", "mixed_all")
-"""Each mode, both dtypes, features. Compiling an interpreted kernel costs seconds, so the others
-are slow ones.
+"""Each mode, both dtypes, features, as long tests: compiling an interpreted kernel costs seconds.
 """
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in OFTEN else pytest.mark.matrix) for name in CASES],
+    [
+        pytest.param(name, marks=pytest.mark.long if name in OFTEN else pytest.mark.matrix)
+        for name in CASES
+    ],
 )
 def test_conforms(name: str) -> None:
     interpreted = attention.interpreted()
