@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from enginebay.config_sections import (
     AUTO,
+    CaptureChoice,
     Choice,
     GuidedLimits,
     KernelChoice,
@@ -93,6 +94,9 @@ class EngineConfig(Validated):
         default_factory=dict,
         max_length=1,
         description="op -> candidate kernel to compare with the chosen one on a share of the steps",
+    )
+    capture: CaptureChoice | None = Field(
+        None, description="live steps whose calls of ops are written into a file"
     )
     processors: tuple[str, ...] | Literal["auto"] = Field(
         "auto", description="logits processors that requests may use; auto: the default ones"
@@ -263,13 +267,14 @@ class EngineConfig(Validated):
         return self
 
     @model_validator(mode="after")
-    def _shadows_may_compile(self) -> EngineConfig:
-        if self.shadow and self.forbid_compiling:
-            raise ConfigError(
-                "shadow together with forbid_compiling",
-                "one of the two: a shadow compiles programs of its own while serving",
-                "Leave out shadow or forbid_compiling.",
-            )
+    def _observers_may_compile(self) -> EngineConfig:
+        for name, what in (("shadow", self.shadow), ("capture", self.capture)):
+            if what and self.forbid_compiling:
+                raise ConfigError(
+                    f"{name} together with forbid_compiling",
+                    f"one of the two: a {name} compiles programs of its own while serving",
+                    f"Leave out {name} or forbid_compiling.",
+                )
         return self
 
     @property

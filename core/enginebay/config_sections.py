@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    field_validator,
+    model_validator,
+)
 
 AUTO: Final = "auto"
 PHASES: tuple[Literal["decode", "prefill", "mixed"], ...] = ("decode", "prefill", "mixed")
@@ -81,6 +88,30 @@ class ShadowChoice(Frozen):
         if value == AUTO:
             raise ValueError("the name of a kernel, not auto")
         return value
+
+
+class CaptureChoice(Frozen):
+    """Live steps whose calls of ops are written into a file, which bench kernels, check and tune
+    read with --trace. `capture = "x.trace"` sets the file alone.
+    """
+
+    file: str = Field(min_length=1, description="file that is written after each captured step")
+    ops: tuple[str, ...] = Field((), description="ops whose calls are captured; empty: all")
+    steps: tuple[NonNegativeInt, ...] = Field(
+        (),
+        description="numbers of the captured steps, counted from 0; empty: the first step of each "
+        "program, and one in `every` steps",
+    )
+    every: int = Field(100, ge=1, description="one in so many steps is captured")
+    max_steps: int = Field(16, ge=1, le=1000, description="max captured steps")
+    values: bool = Field(
+        False, description="whether all numbers of the arguments are saved, or only indices"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_file(cls, value: Any) -> Any:
+        return {"file": value} if isinstance(value, str) else value
 
 
 class GuidedLimits(Frozen):

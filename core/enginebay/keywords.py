@@ -36,6 +36,7 @@ class ServingChoices(TypedDict, total=False):
     kernels: Mapping[str, Section]
     interpret: bool
     shadow: Mapping[str, Section]
+    capture: Section | None
     processors: Sequence[str] | Literal["auto"]
     grammars: Section
     guided_limits: Mapping[str, Any] | BaseModel

@@ -33,8 +33,10 @@ from enginebay_bench.problem import (
 )
 from enginebay_bench.shapes import BATCHES, CONTEXTS, Axes, Shape, bucket_lengths
 from enginebay_testing import oracle
+from enginebay_testing.attention_inputs import share_slots, visible_from
 from enginebay_testing.kernels import F32_BOUND, NARROW_FACTOR
 from enginebay_testing.layouts import kept
+from enginebay_testing.traced_cases import TracedShape, attention_case
 
 COMPACT = "on a compact copy"
 MAX_TOKENS = 64
@@ -53,6 +55,8 @@ class _Rows:
     spec: AttnSpec
     bucket: Bucket
     layout: KVLayout
+    table: np.ndarray | None = None
+    """The page table of a step that was captured; None: one is made."""
 
     @property
     def starts(self) -> np.ndarray:
@@ -64,7 +68,8 @@ class _Rows:
         rows = np.repeat(np.arange(len(self.q_lens)), self.q_lens)
         first = np.array(self.kv_lens) - np.array(self.q_lens)
         offsets = np.concatenate([np.arange(n) for n in self.q_lens])
-        return np.arange(rows.size), rows, first[rows] + offsets
+        places = rows if self.bucket.mode == "decode" else np.arange(rows.size)
+        return places, rows, first[rows] + offsets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,6 +159,17 @@ def bucket_problem(
     return _problem(name, _Rows(*bucket_lengths(bucket), spec, bucket, layout), setting)
 
 
+def traced_problem(shape: TracedShape, setting: BenchSetting) -> Problem:
+    """Return a captured call of attention, in the layout of `setting`, with the rows and the page
+    table of its step.
+    """
+    case = attention_case(shape)
+    layout = case.spec.make_layout(setting.layout_type, case.num_pages, case.page_size)
+    table = np.array(case.table, np.int32)
+    rows = _Rows(case.q_lens, case.kv_lens, case.spec, case.bucket, layout, table)
+    return _problem(shape.name, rows, setting)
+
+
 def _problem(name: str, rows: _Rows, setting: BenchSetting) -> Problem:
     spec, bucket, layout = rows.spec, rows.bucket, rows.layout
     item = jnp.dtype(spec.q_dtype).itemsize
@@ -198,13 +214,17 @@ def _make(rows: _Rows, seed: int, poison: float) -> Inputs:
     shape = (int(starts[-1]), spec.num_kv_heads, spec.head_dim)
     keys, values = (noise(shape, spec.kv_dtype, seed, i) for i in (1, 2))
     fresh = starts[token_rows] + positions
+    table, slots = _tables(rows)
+    if rows.table is not None:
+        first = visible_from(spec, rows.q_lens, rows.kv_lens)
+        each = [np.split(x, starts[1:-1]) for x in (slots, keys, values)]
+        share_slots(each[0], first, *each[1:])
     q = np.full((bucket.tokens, spec.num_q_heads, spec.head_dim), poison).astype(
         jnp.dtype(spec.q_dtype)
     )
     k, v = np.full((2, bucket.tokens, *shape[1:]), poison).astype(jnp.dtype(spec.kv_dtype))
     q[places] = noise((places.size, *q.shape[1:]), spec.q_dtype, seed, 3)
     k[places], v[places] = keys[fresh], values[fresh]
-    table, slots = _tables(rows)
     slots[fresh] = -1  # the step itself writes these slots
     lens = np.zeros((2, bucket.seqs), np.int32)
     lens[:, : len(rows.q_lens)] = rows.q_lens, rows.kv_lens
@@ -228,7 +248,9 @@ def _tables(rows: _Rows) -> tuple[np.ndarray, np.ndarray]:
     """Return (page_table int32 [S, P], slots int32 of every position of every row)."""
     bucket, size = rows.bucket, rows.layout.page_size
     table = np.zeros((bucket.seqs, bucket.pages_per_seq), np.int32)
-    if bucket.rows_are_pages:
+    if rows.table is not None:
+        table = rows.table
+    elif bucket.rows_are_pages:
         table[:, 0] = np.arange(bucket.seqs)
     else:
         pages = np.random.default_rng(0).permutation(rows.layout.num_pages).astype(np.int32)
@@ -250,11 +272,14 @@ def _check(rows: _Rows, inputs: Inputs, out: Any, state: Any) -> Parity:
     work = rows.spec.num_q_heads * rows.spec.head_dim * max(rows.kv_lens)
     chosen = spread(places.size, max(2, min(MAX_TOKENS, int(ORACLE_WORK / work))))
     against = compared(chosen.size, places.size, "tokens")
-    if got[places.size :].astype(np.float64).any():
+    if np.delete(got, places, axis=0).astype(np.float64).any():
         return Parity(float("nan"), float("inf"), "padding tokens, which must give 0")
     if not bool(_same_cache(rows.layout, inputs.state, inputs.arrays, state)):
         return Parity(float("nan"), float("inf"), "the cache, bit by bit")
-    parts = [_compare_token(rows, facts, got, int(i), token_rows[i], positions[i]) for i in chosen]
+    parts = [
+        _compare_token(rows, facts, got, int(places[i]), token_rows[i], positions[i])
+        for i in chosen
+    ]
     errors, allowed, roundings = (np.array(part) for part in zip(*parts, strict=True))
     return worst(errors, allowed + NARROW_FACTOR * roundings.max(), against)
 

@@ -16,13 +16,13 @@ from enginebay.ops.op import Op
 from enginebay.ops.select import Candidate
 from enginebay.ops.tuning import TunableOp
 from enginebay_bench.cost import Cost
+from enginebay_bench.op_problems import problems_of
 from enginebay_bench.problem import (
     BenchSetting,
     Inputs,
     Parity,
     Problem,
     asked_for,
-    problems_of,
     with_config,
 )
 from enginebay_bench.roofline import Roofline
@@ -35,6 +35,7 @@ from enginebay_bench.timing import (
     num_sets,
     time_in_turn,
 )
+from enginebay_testing.traced_cases import TracedShape
 from enginebay_testing.trial import FIRST, WRITES
 
 COPIES_TO_CHECK = 6
@@ -92,7 +93,11 @@ class Bench:
 
 
 def measure_shape(
-    bench: Bench, op: Op[Any], shape: Shape, setting: BenchSetting, candidates: Sequence[Candidate]
+    bench: Bench,
+    op: Op[Any],
+    shape: Shape | TracedShape,
+    setting: BenchSetting,
+    candidates: Sequence[Candidate],
 ) -> list[Figure]:
     """Return a figure per implementation, in candidate order, for each problem that it serves."""
     problems = problems_of(op, shape, setting)

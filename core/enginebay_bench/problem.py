@@ -25,6 +25,7 @@ from enginebay.plugins.registry import import_target
 from enginebay_bench.cost import Cost
 from enginebay_bench.shapes import Axes, Shape
 from enginebay_testing.exact import OpCall, errors
+from enginebay_testing.traced_cases import TracedShape
 
 StepFunction = Callable[..., tuple[Any, Any]]
 """step(state, *arrays) -> (out, state): an engine's call inside jit; `state` is donated."""
@@ -128,13 +129,6 @@ class OpBench:
     problems: Callable[[Shape, BenchSetting], Sequence[Problem]]
 
 
-def problems_of(op: Op[Any], shape: Shape, setting: BenchSetting) -> list[Problem]:
-    """Return the problems of an op on a shape, each with another one of the next seed."""
-    others = dataclasses.replace(setting, seed=setting.seed + 1)
-    pairs = (bench_of(op).problems(shape, each) for each in (setting, others))
-    return [dataclasses.replace(p, other=o) for p, o in zip(*pairs, strict=True)]
-
-
 def bench_of(op: Op[Any]) -> OpBench:
     """Return the benchmark of an op; InputError when the op has none."""
     if op.bench is None:
@@ -161,7 +155,7 @@ def cost_of(op: Op[Any], *arguments: Any, **keywords: Any) -> Cost:
     return Cost(0.0, read, written)
 
 
-def call_problem(op: Op[Any], shape: Shape, call: OpCall) -> Problem:
+def call_problem(op: Op[Any], shape: Shape | TracedShape, call: OpCall) -> Problem:
     """Return one call of an op, checked against its float64 results within the op's tolerance."""
 
     def check(inputs: Inputs, out: Any, _: Any) -> Parity:

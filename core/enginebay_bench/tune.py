@@ -18,16 +18,17 @@ from enginebay.ops.tuned_tables import TableKey, TunedEntry, TunedTable, read_ta
 from enginebay.ops.tuning import TunableOp
 from enginebay_bench.attention import bucket_problem
 from enginebay_bench.kernels import CHEAT, WRONG, Bench, run_contestants, why_not_measured
+from enginebay_bench.op_problems import problems_of
 from enginebay_bench.problem import (
     BenchSetting,
     Problem,
     TuningKey,
     asked_for,
-    problems_of,
     with_config,
 )
 from enginebay_bench.shapes import Shape
 from enginebay_bench.timing import TimedCandidate
+from enginebay_testing.traced_cases import TracedShape
 
 DROP_SLOWER_THAN = 1.5
 """A configuration is dropped if its best of two samples exceeds the fastest by this factor."""
@@ -70,7 +71,11 @@ class Tuned:
 
 
 def tune_shape(
-    bench: Bench, op: Op[Any], shape: Shape, setting: BenchSetting, candidates: Sequence[Candidate]
+    bench: Bench,
+    op: Op[Any],
+    shape: Shape | TracedShape,
+    setting: BenchSetting,
+    candidates: Sequence[Candidate],
 ) -> list[Tuned]:
     """Search the candidates of each implementation for a shape, and time all of them in turn.
 

@@ -10,6 +10,8 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import jax
@@ -47,6 +49,7 @@ from enginebay.shadow_report import ShadowReport
 from enginebay.waits import waiting
 from enginebay.weights import merge_weights
 from enginebay_runtime.background import AfterRuns, Background, EndedError
+from enginebay_runtime.capture import Capture
 from enginebay_runtime.compile_process import CompileProcess
 from enginebay_runtime.compiling import StepCompiler, StepSource, is_final
 from enginebay_runtime.launched import LaunchedStep
@@ -111,6 +114,7 @@ class LocalExecutor(Executor):
         self.shapes: Mapping[str, CacheShape] = {}
         self.compilations = Compilations()
         self.shadow = None if parts.shadow is None else Shadow(parts.shadow)
+        self._capture = None if config.capture is None else Capture(config.capture, _facts(parts))
         self.tables = ResidentTables(self.num_rows, self.placement.replicated)
         self._state: StepState | None = None
         self._programs: dict[ProgramName, Any] = {}
@@ -160,8 +164,9 @@ class LocalExecutor(Executor):
                 self._state = replace(self.state, tables=tables)
                 few = {g: entries for g, entries in few.items() if g not in many}
             self.tables.note(few)
-        if self.shadow is not None and _can_be_watched(command):
-            self.shadow.watch(self, command, self._pages_of(command))
+        for watcher in (self.shadow, self._capture):
+            if watcher is not None and _can_be_watched(command):
+                watcher.watch(self, command, self._pages_of(command))
         self._launched_s = math.inf  # some programs return only when the step has run
         try:
             self._state, sampled = program(
@@ -446,8 +451,21 @@ class LocalExecutor(Executor):
         self.model_weights = merge_weights(self.model_weights, command.weights)
 
 
+def _facts(parts: EngineParts) -> dict[str, str]:
+    """What the file of a capture tells of the run."""
+    packages = {name: metadata.version(name) for name in ("enginebay", "jax")}
+    env = parts.platform.env()
+    device = env.device_kind or env.platform
+    return {
+        "model": Path(parts.config.model).name,
+        "engine": parts.title,
+        "device": device,
+        **packages,
+    }
+
+
 def _can_be_watched(step: Step) -> bool:
-    """Whether a shadow can repeat a step: its tokens are in the step's inputs or in the rows."""
+    """Whether a step can be repeated: its tokens are in the step's inputs or in the rows."""
     if isinstance(step.inputs, PrefillInputs):
         samples = step.inputs.ints[:, columns.SAMPLES]
         return not (step.program.embeds or (samples == columns.DECODES).any())

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.ops.caps import LAYER
+from enginebay.ops.caps import LAYER, always
 
 _Static = Hashable
 
@@ -49,11 +49,11 @@ class CallForm:
 
 @dataclasses.dataclass(frozen=True)
 class RecordedCall:
-    """One call of an op, with the arrays that it got."""
+    """One call of an op, with the arrays that it got; of those that were not kept, their shapes."""
 
     op: str
     form: CallForm
-    arrays: tuple[jax.Array, ...]
+    arrays: tuple[Any, ...]
 
     @property
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -61,17 +61,23 @@ class RecordedCall:
         return self.form.arguments(self.arrays)
 
 
+def _shape_of(array: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+
 @dataclasses.dataclass
 class CallRecorder:
     """Stands in for each implementation of an op (`Ops.wrapped`) while `run` traces a model, and
     keeps the calls in their order.
 
-    `same_layers`: no implementation reads the number of the layer (`Ops.shares_layers`), so calls
-    of several layers are of one sort.
+    `keeps`: of which arrays, by shape and dtype, the numbers are kept. `same_layers`: no
+    implementation reads the number of the layer (`Ops.shares_layers`), so calls of several layers
+    are of one sort.
     """
 
     options: Mapping[str, Any]
     same_layers: bool
+    keeps: Callable[[Any], bool] = always
     calls: list[RecordedCall] = dataclasses.field(default_factory=list)
     implementations: dict[str, Any] = dataclasses.field(default_factory=dict)
     _traced: list[tuple[str, CallForm, list[Any]]] = dataclasses.field(default_factory=list)
@@ -91,22 +97,39 @@ class CallRecorder:
         self._traced.append((op, form, arrays))
         return self.implementations[op](*arguments, **keywords)
 
-    def run(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Compile and run a function of arrays that calls ops, and keep their calls with the arrays
-        that they got.
+    def recording(
+        self, function: Callable[..., Any]
+    ) -> Callable[..., tuple[Any, list[RecordedCall]]]:
+        """Return a function that runs `function`, which calls ops, and returns its result, and the
+        calls with the arrays that they got. It is compiled once. Of arrays that the recorder does
+        not keep, only shape and dtype are returned.
         """
+        found: list[tuple[str, CallForm, list[Any]]] = []
 
         def traced(*arguments: Any) -> tuple[Any, list[list[Any]]]:
             self._traced.clear()
             result = function(*arguments)
-            return result, [arrays for _, _, arrays in self._traced]
+            found[:] = [(op, form, [_shape_of(x) for x in xs]) for op, form, xs in self._traced]
+            kept = [[x for x in xs if self.keeps(x)] for _, _, xs in self._traced]
+            self._traced.clear()
+            return result, kept
 
-        _, found = jax.jit(traced, compiler_options=dict(self.options))(*arguments)
-        self.calls += [
-            RecordedCall(op, form, tuple(arrays))
-            for (op, form, _), arrays in zip(self._traced, found, strict=True)
-        ]
-        self._traced.clear()
+        compiled = jax.jit(traced, compiler_options=dict(self.options))
+
+        def run(*arguments: Any) -> tuple[Any, list[RecordedCall]]:
+            result, kept = compiled(*arguments)
+            calls = []
+            for (op, form, shapes), arrays in zip(found, kept, strict=True):
+                rest = iter(arrays)
+                both = tuple(next(rest) if self.keeps(one) else one for one in shapes)
+                calls.append(RecordedCall(op, form, both))
+            return result, calls
+
+        return run
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Compile and run a function of arrays that calls ops, and keep their calls."""
+        self.calls += self.recording(function)(*arguments)[1]
 
     def sorts(self) -> list[list[RecordedCall]]:
         """Return the calls of each op and form, in the order of the first of each."""

@@ -25,13 +25,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.contracts.commands import PrefillInputs, Step
+from enginebay.contracts.commands import Step
 from enginebay.contracts.executor import Layouts, OpsFactory, ShadowParts
 from enginebay.contracts.model import Model
 from enginebay.contracts.step_key import StepKey
 from enginebay.errors import error_line
 from enginebay.memory_maps import require_maps
-from enginebay.ops import prefill_columns as columns
 from enginebay.shadow_report import LayerDifference, ShadowPhase, ShadowReport
 from enginebay_runtime.shadow_steps import (
     ShadowCacheForm,
@@ -39,6 +38,7 @@ from enginebay_runtime.shadow_steps import (
     capture,
     compare_calls,
     compare_outputs,
+    first_inputs,
     hidden_states,
 )
 from enginebay_runtime.view import ExecutorView
@@ -136,7 +136,7 @@ class Shadow:
         factories = (executor.parts.ops, self.parts.ops)
         tables = {group: jnp.asarray(table) for group, table in row_tables.items()}
         run = functools.partial(self._run, executor, (key, tuple(layouts.items())))
-        given = (executor.model_weights, executor.state, _arrays(step), tables)
+        given = (executor.model_weights, executor.state, first_inputs(step), tables)
         model = executor.parts.model
         if self.parts.op != "attention":
             self._compare_op(run, model, factories, (layouts, forms[0]), given, phase)
@@ -234,15 +234,4 @@ def _joined(old: LayerDifference, new: LayerDifference) -> LayerDifference:
         num_nonfinite=old.num_nonfinite + new.num_nonfinite,
         num_cache_differences=old.num_cache_differences + new.num_cache_differences,
         num_tokens=old.num_tokens + new.num_tokens,
-    )
-
-
-def _arrays(step: Step) -> tuple[jax.Array, ...]:
-    """The host arrays of a step that `capture` needs."""
-    inputs = step.inputs
-    if not isinstance(inputs, PrefillInputs):
-        return (jnp.asarray(inputs.row_ids),)
-    ints = inputs.ints
-    return tuple(
-        map(jnp.asarray, (inputs.token_ids, ints[:, columns.Q_LEN], ints[:, columns.KV_LEN]))
     )

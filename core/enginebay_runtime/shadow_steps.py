@@ -12,9 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from enginebay.contracts.cache import CacheArrays, KVLayout
+from enginebay.contracts.commands import PrefillInputs, Step
 from enginebay.contracts.executor import Layouts, OpsFactory
 from enginebay.contracts.model import Model, Weights
 from enginebay.errors import UnsupportedError
+from enginebay.ops import prefill_columns as columns
 from enginebay.ops.attention import NO_INPUTS, NamedInputs
 from enginebay.ops.batches import derive_batch
 from enginebay.ops.bound import Ops
@@ -75,6 +77,17 @@ class ShadowCacheForm:
         bucket, layout = self.bucket, self.layouts[group]
         table = jnp.arange(layout.num_pages, dtype=jnp.int32).reshape(bucket.seqs, -1)
         return derive_batch(q_lens, kv_lens, table, layout.page_size, bucket)
+
+
+def first_inputs(step: Step) -> tuple[jax.Array, ...]:
+    """The host arrays of a step that `run_model` needs."""
+    inputs = step.inputs
+    if not isinstance(inputs, PrefillInputs):
+        return (jnp.asarray(inputs.row_ids),)
+    ints = inputs.ints
+    return tuple(
+        map(jnp.asarray, (inputs.token_ids, ints[:, columns.Q_LEN], ints[:, columns.KV_LEN]))
+    )
 
 
 def run_model(

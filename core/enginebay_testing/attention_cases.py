@@ -130,6 +130,31 @@ class AttentionCase:
         return self.spec.make_layout(layout_type, num_pages, size)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TracedCase(AttentionCase):
+    """The rows of a step that was captured, with its bucket, the size of its cache, and its page
+    table of every row [S, P]. Rows may share pages, and entries before a window may be old.
+    """
+
+    shapes: Bucket
+    num_pages: int
+    table: tuple[tuple[int, ...], ...]
+
+    @property
+    def bucket(self) -> Bucket:
+        """Return the static shapes of the step."""
+        return self.shapes
+
+    @property
+    def actual_page_size(self) -> int:
+        """Return the number of tokens per page of the layout."""
+        return self.page_size
+
+    def layout(self, layout_type: type[KVLayout]) -> KVLayout:
+        """Return the layout of the whole cache."""
+        return self.spec.make_layout(layout_type, self.num_pages, self.page_size)
+
+
 def _spec(
     heads: int = 2, group: int = 2, head_dim: int = 16, dtype: str = "float32", **fields: Any
 ) -> AttnSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,8 +13,8 @@ import numpy as np
 
 from enginebay.contracts.cache import CacheArrays, KVLayout
 from enginebay.ops.head_inputs import draw_inputs
-from enginebay.ops.spec import AttnBatch, Bucket
-from enginebay_testing.attention_cases import AttentionCase
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
+from enginebay_testing.attention_cases import AttentionCase, TracedCase
 from enginebay_testing.attention_numbers import (
     common_parts,
     random_keys,
@@ -80,6 +81,8 @@ def make_problem(
         + np.arange(total) % layout.page_size
         for i, total in enumerate(case.kv_lens)
     ]
+    if isinstance(case, TracedCase):
+        share_slots(slots, visible_from(spec, case.q_lens, case.kv_lens), keys, values)
     places = _places(case, layout, slots, keys, values)
     given = keys, values
     if layout.tolerance and not empty:
@@ -132,6 +135,10 @@ def _tables(
     """Return (page_table [S, P] with 0 where unused, q_lens [S], kv_lens [S])."""
     bucket = case.bucket
     table = np.zeros((bucket.seqs, bucket.pages_per_seq), np.int32)
+    if isinstance(case, TracedCase):
+        lens = np.zeros((2, bucket.seqs), np.int32)
+        lens[:, : len(case.q_lens)] = case.q_lens, case.kv_lens
+        return np.array(case.table, np.int32), lens[0], lens[1]
     pages = rng.permutation(layout.num_pages).astype(np.int32)
     lens = np.zeros((2, bucket.seqs), np.int32)
     for i, (new, total) in enumerate(zip(case.q_lens, case.kv_lens, strict=True)):
@@ -159,6 +166,35 @@ def _share_pages(
         tokens = num * layout.page_size
         table[row, :num] = table[source, :num]
         keys[row][:tokens], values[row][:tokens] = keys[source][:tokens], values[source][:tokens]
+
+
+def visible_from(spec: AttnSpec, q_lens: Sequence[int], kv_lens: Sequence[int]) -> tuple[int, ...]:
+    """Return the first position of each row that a new token sees."""
+    if spec.window is None:
+        return (0,) * len(kv_lens)
+    window = spec.window
+    return tuple(max(0, n - q - window + 1) for q, n in zip(q_lens, kv_lens, strict=True))
+
+
+def share_slots(
+    slots: Sequence[np.ndarray], first: Sequence[int], *arrays: Sequence[np.ndarray]
+) -> None:
+    """Give positions that have one slot the same numbers: those of the first row that sees it from
+    position `first` on. `arrays` are keys or values of each row, which are changed.
+    """
+    flat = np.concatenate([np.asarray(each) for each in slots])
+    seen = np.concatenate(
+        [np.arange(len(s)) >= start for s, start in zip(slots, first, strict=True)]
+    )
+    order = np.concatenate([np.flatnonzero(seen), np.flatnonzero(~seen)])
+    _, index, inverse = np.unique(flat[order], return_index=True, return_inverse=True)
+    owner = np.empty(len(flat), int)
+    owner[order] = order[index[inverse]]
+    ends = np.cumsum([len(each) for each in slots])[:-1]
+    for rows in arrays:
+        packed = np.concatenate(rows)[owner]
+        for row, shared in zip(rows, np.split(packed, ends), strict=True):
+            row[:] = shared
 
 
 def _token_rows(case: AttentionCase) -> np.ndarray:

@@ -9,11 +9,12 @@ import functools
 import re
 import unittest
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from enginebay.compose.candidates import ANY
 from enginebay.compose.import_paths import RegistryWithPaths, import_path, with_paths_of
 from enginebay.compose.ops import ATTENTION
+from enginebay.contracts.cache import KVLayout
 from enginebay.contracts.platform import Platform
 from enginebay.errors import PluginError, UnknownNameError, UnsupportedError, explain, unknown_name
 from enginebay.ops.caps import Env, Interpretable
@@ -131,7 +132,7 @@ def part_cases(
     found: list[Case] = []
     if _loaded(registry, entry, Interpretable):
         found += _interpret_cases(registry, entry, choices)
-    if _compiler_target(entry):
+    if choices.trace is None and _compiler_target(entry):
         found += _compile_cases(registry, entry, choices)
     return found or list(_run_cases(registry, entry, choices, before))
 
@@ -156,6 +157,9 @@ def _run_cases(
 ) -> Iterator[Case]:
     platform = suites.platform_of(registry, entry, choices.platform)
     target = platform.name
+    if choices.trace is not None:
+        yield from _kernel_cases(registry, entry, platform, choices)
+        return
     try:
         checks = suites.part_checks(registry, entry, choices)
     except ModuleNotFoundError as error:  # some suites need a library of the extra `test`
@@ -203,10 +207,33 @@ def _kernel_cases(
     env = platform.env()
     layouts = suites.kernel_layouts(registry, entry, kernel)
     extent, kit = _extent(entry, choices), kit_of(registry, entry.op)
-    declared = capability_cases(entry, kit)
-    for case in (*declared, *kit.cases(kernel, env, layouts, extent)):
+    if choices.trace is None:
+        found = [*capability_cases(entry, kit), *kit.cases(kernel, env, layouts, extent)]
+    else:
+        found = _traced(registry, entry, kernel, env, layouts, extent, choices.trace)
+    for case in found:
         run = functools.partial(suites.run_on, platform, case.run)
         yield Case("run", platform.name, case.name, run, case.representative, case.traits)
+
+
+def _traced(
+    registry: Registry,
+    entry: Entry,
+    kernel: Any,
+    env: Env,
+    layouts: list[type[KVLayout]],
+    extent: CaseBudget,
+    path: str,
+) -> list[OpCase]:
+    """Return the cases of a kernel that a trace has."""
+    from enginebay_testing.traced_cases import find_trace, traced_cases
+
+    op = registry.load(registry.find("op", entry.op))
+    trace = find_trace(path)
+    if trace.layout in registry.names("layout"):
+        own = registry.load(registry.find("layout", trace.layout))
+        layouts = sorted(layouts, key=lambda layout: layout is not own)
+    return list(traced_cases(trace, op, kernel, env, layouts, extent))
 
 
 def _plain_traits(name: str) -> Mapping[str, str]:
@@ -232,7 +259,13 @@ def _interpret_cases(registry: Registry, entry: Entry, choices: Choices) -> Iter
         return
     layouts = suites.kernel_layouts(registry, entry, interpreted)
     extent = _extent(entry, choices, interpreted=True)
-    for case in kit_of(registry, entry.op).cases(interpreted, HOST, layouts, extent):
+    given = interpreted, HOST, layouts, extent
+    found = (
+        kit_of(registry, entry.op).cases(*given)
+        if choices.trace is None
+        else _traced(registry, entry, *given, choices.trace)
+    )
+    for case in found:
         yield Case(
             "interpret", "interpreter", case.name, case.run, case.representative, case.traits
         )

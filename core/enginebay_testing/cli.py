@@ -101,6 +101,12 @@ def _add_ways(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="end with the first case that fails (default: run all cases)",
     )
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="check kernels on the calls that --capture wrote into FILE, or on a shipped trace "
+        "(default: the cases of the kit)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--timeout",
@@ -147,6 +153,8 @@ def run(name: str, args: argparse.Namespace) -> int:
         from enginebay_testing.models import read_model_config
 
         read_model_config(args.config)
+    if args.trace is not None:
+        _check_trace(args.trace, entries)
     seed = drawn_seed() if args.seed is None else args.seed
     rows = Rows(COLUMNS, (11, 24, 9, 11, 40, 5))
     with progress() as watch:
@@ -156,7 +164,7 @@ def run(name: str, args: argparse.Namespace) -> int:
             wanted=wanted,
             timeout_s=args.timeout,
             jobs=args.jobs,
-            choices=Choices(args.platform, args.config, args.seeds, seed),
+            choices=Choices(args.platform, args.config, args.seeds, seed, args.trace),
             first_failure=args.first_failure,
             tell=_print_nothing if args.json else functools.partial(_print, rows),
             watch=watch,
@@ -175,6 +183,17 @@ def run(name: str, args: argparse.Namespace) -> int:
     if args.seed is None and any(entry.kind == "kernel" for entry in entries.values()):
         print(f"--seed {seed} repeats the inputs", file=sys.stderr)
     return int(_is_faulty(entries, records, args.parts))
+
+
+def _check_trace(path: str, entries: Mapping[PartName, Entry]) -> None:
+    """Read a trace; InputError where it or a part that is no kernel refuses it."""
+    from enginebay_testing.traced_cases import find_trace
+
+    others = [name.label for name, entry in entries.items() if entry.kind != "kernel"]
+    if others:
+        given = f"--trace for {', '.join(others[:3])}"
+        raise InputError(given, "kernels", "Name kernels: kernel:OP or kernel:OP:NAME.")
+    find_trace(path)
 
 
 def _is_faulty(

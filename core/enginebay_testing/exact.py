@@ -16,8 +16,14 @@ import numpy as np
 from enginebay.compose.quick_check import row_errors
 from enginebay.ops.op import Op
 from enginebay.plugins.registry import import_target
+from enginebay.weights import FLOAT, QuantizedArray
 from enginebay_testing.op_kit import PlainCase
+from enginebay_testing.oracle import quantized_weight
+from enginebay_testing.quantized import rounded_inputs
 from enginebay_testing.verdicts import InexactError
+
+OUT_DTYPE = "out_dtype"
+"""The argument of a reference that its oracle lacks: float64 results have no other dtype."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,11 +82,24 @@ def exact_results(op: Op[Any], call: OpCall) -> list[np.ndarray]:
     """Return the results of a call by the op's float64 oracle, or by its reference in float64."""
     if op.oracle is not None:
         oracle = import_target(op.oracle, f"the oracle of op {op.name!r}")
-        found = oracle(*call.arguments, **call.keywords)
+        keywords = {name: value for name, value in call.keywords.items() if name != OUT_DTYPE}
+        found = oracle(*_dequantised(call.arguments), **keywords)
     else:
         with jax.enable_x64(True):
             found = _reference(op)(*jax.tree.map(_widened, call.arguments), **call.keywords)
     return [np.asarray(array) for array in jax.tree.leaves(found)]
+
+
+def _dequantised(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return arguments with the numbers of quantised weights, and with inputs x, the first ones,
+    rounded where a weight asks for it.
+    """
+    weights = [each for each in arguments if isinstance(each, QuantizedArray)]
+    first, *others = arguments
+    if any(weight.activations != FLOAT for weight in weights):
+        first = rounded_inputs(first)
+    all_of = (first, *others)
+    return tuple(quantized_weight(x) if isinstance(x, QuantizedArray) else x for x in all_of)
 
 
 def _reference(op: Op[Any]) -> Any:

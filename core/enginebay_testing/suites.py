@@ -33,13 +33,15 @@ _T = TypeVar("_T")
 class Choices:
     """The caller's choices: the platform by name, the config.json with which model families are
     checked, the number of sets of inputs for each case of a kernel (None: as many as usual), and
-    the seed of the second set and of the kernel's trial (None: 1, and no trial).
+    the seed of the second set and of the kernel's trial (None: 1, and no trial). `trace`: the file
+    of a captured run, whose calls are the cases of kernels.
     """
 
     platform: str | None = None
     config: str | None = None
     seeds: int | None = None
     seed: int | None = None
+    trace: str | None = None
 
 
 EVERYTHING = "all"

@@ -15,7 +15,8 @@ import pytest
 from enginebay.ops.select import Candidate
 from enginebay.ops.tuning import OpProblem
 from enginebay_bench.kernels import CHEAT, is_faulty, measure_shape
-from enginebay_bench.problem import bench_of, problems_of
+from enginebay_bench.op_problems import problems_of
+from enginebay_bench.problem import bench_of
 from enginebay_bench.shapes import Shape, parse_shapes
 from enginebay_bench.tune import tune_shape
 from enginebay_testing.kernel_trial import KernelRequest

@@ -206,8 +206,8 @@ def configs_from(args: argparse.Namespace) -> dict[str, EngineConfig]:
 
 
 def _for_serving(config: EngineConfig, warmup: Warmup) -> EngineConfig:
-    """Forbid compilation for a request after the warm-up, unless a shadow kernel needs it."""
-    if warmup == "lazy" or config.shadow:
+    """Forbid compilation for a request after the warm-up, unless a shadow or a capture needs it."""
+    if warmup == "lazy" or config.shadow or config.capture:
         return config
     return config.model_copy(update={"forbid_compiling": True})
 

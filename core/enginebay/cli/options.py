@@ -189,6 +189,12 @@ def _add_kernel_arguments(group: argparse._ArgumentGroup) -> None:
         "(default: no candidate; default SHARE: 0.05)",
     )
     group.add_argument(
+        "--capture",
+        metavar="FILE",
+        help="write the calls of ops in some steps into FILE, for --trace of bench kernels, check "
+        "and tune (default: no file)",
+    )
+    group.add_argument(
         "--no-verify-kernels",
         dest="verify_kernels",
         action="store_false",

@@ -87,7 +87,7 @@ class Plan:
         }
         parts = [(e.kind, e.op, e.name, e.package, e.state) for e in self.registry.entries]
         facts = (
-            self.config.model_dump_json(),
+            self.config.model_dump_json(exclude={"capture"}),
             repr(parts),
             json.dumps(dict(self.checkpoint.config), sort_keys=True, default=repr),
             repr(self.model.info),

@@ -58,13 +58,14 @@ class Op(Generic[SignatureT]):
     `enginebay.compose.plan.Plan` and returns it with `adapters` and with the model that calls the
     op; it is called for configurations with adapters.
 
-    oracle: a function of the op's arguments as NumPy arrays that returns float64 results; without
-    it the reference runs in float64. cost: a function of the op's arguments, as arrays or shapes,
-    that returns the `enginebay_bench.cost.Cost` of the call; without it the cost is reading the
-    arguments and writing the results. kit: an `enginebay_testing.op_kit.OpKit`, with which
-    `enginebay check` checks implementations, and compiles them for devices that this machine does
-    not have; without it `check` runs the quick cases. bench: an `enginebay_bench.problem.OpBench`
-    with the shapes that `bench kernels` and `tune` measure.
+    oracle: a function of the op's arguments as NumPy arrays, except `out_dtype`, that returns
+    float64 results; without it the reference runs in float64. cost: a function of the op's
+    arguments, as arrays or shapes, that returns the `enginebay_bench.cost.Cost` of the call;
+    without it the cost is reading the arguments and writing the results. kit: an
+    `enginebay_testing.op_kit.OpKit`, with which `enginebay check` checks implementations, and
+    compiles them for devices that this machine does not have; without it `check` runs the quick
+    cases. bench: an `enginebay_bench.problem.OpBench` with the shapes that `bench kernels` and
+    `tune` measure.
     """
 
     name: str

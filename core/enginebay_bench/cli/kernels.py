@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from enginebay_bench.problem import BenchSetting
     from enginebay_bench.roofline import Roofline
     from enginebay_bench.shapes import Shape
+    from enginebay_runtime.call_trace import CallTrace
+    from enginebay_testing.traced_cases import TracedShape
 
 COLUMNS = (
     *("op", "shape", "dtype", "implementation", "median ms", "quartiles", "GB/s", "GFLOP/s"),
@@ -52,7 +54,12 @@ DTYPES = ("float32", "bfloat16", "float16")
 CONFIGURED = ("platform", "layout", "kv_cache_dtype", "tuned", "tuned_folder", "compile_cache")
 """Flags that set configuration values."""
 
-OF_KERNELS = ("op", "impl", "shapes", "case", "target", "page_size", "lengths", "max_call_s")
+OF_KERNELS = (
+    *("op", "impl", "shapes", "case", "trace", "target", "page_size", "lengths", "max_call_s"),
+)
+OF_TRACES = ("shapes", "dtype", "page_size", "lengths")
+"""Flags that --trace replaces by what was captured."""
+
 OF_ENGINES = (
     *(
         "config",
@@ -87,6 +94,12 @@ def add_kernel_arguments(parser: argparse._ArgumentGroup | argparse.ArgumentPars
         default=[],
         help="only shapes with TEXT in their names; * matches any characters; may be repeated "
         "(default: all)",
+    )
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="the calls that --capture wrote into FILE, or a shipped trace, in place of --shapes "
+        "(default: none)",
     )
     parser.add_argument(
         "--target",
@@ -172,8 +185,11 @@ def open_session(
     from enginebay_testing.process_state import ProcessState
 
     _check_numbers(args)
+    trace = read_trace(args)
     seed = drawn_seed() if args.seed is None else args.seed
     given = {name: getattr(args, name, None) for name in CONFIGURED}
+    if trace is not None:
+        given["layout"] = given["layout"] or trace.layout
     config = make_config({name: value for name, value in given.items() if value is not None})
     registry = load_registry()
     configure_compile_cache(config.compile_cache)
@@ -201,13 +217,14 @@ def open_session(
     flags = {
         "op": ",".join(candidates),
         "impl": args.impl,
-        "shapes": args.shapes or ",".join(SHAPES),
+        "shapes": None if trace else args.shapes or ",".join(SHAPES),
+        "trace": args.trace,
         "target": args.target,
-        "dtype": ",".join(settings),
+        "dtype": None if trace else ",".join(settings),
         "platform": platform.name,
         "layout": next(iter(settings.values())).layout_name,
         "kv_cache_dtype": given["kv_cache_dtype"],
-        "page_size": args.page_size or PAGE_SIZE,
+        "page_size": None if trace else args.page_size or PAGE_SIZE,
         "lengths": args.lengths,
         "rounds": bench.rounds,
         "max_call_s": f"{bench.limits.call_s:g}",
@@ -333,19 +350,50 @@ def _check_numbers(args: argparse.Namespace) -> None:
             raise InputError(given, "more than 0", f"Pass --{flag.replace('_', '-')} 1.")
 
 
-def shapes_of(args: argparse.Namespace, op: Op[Any], *, every: bool = False) -> list[Shape]:
-    """Return the shapes of an op to measure: without --shapes a small model's, in one context; with
-    --case the matching ones (or `every` one).
+def read_trace(args: argparse.Namespace) -> CallTrace | None:
+    """Return the trace of --trace, and set --op and --dtype to what it has; None without one.
+    InputError for flags that it replaces.
+    """
+    if args.trace is None:
+        return None
+    from enginebay.compose.ops import ATTENTION
+    from enginebay_testing.traced_cases import find_trace, traced_shapes
+
+    refuse_flags(args, "--trace", "it without --trace", OF_TRACES)
+    trace = find_trace(args.trace)
+    called = [call.op for step in trace.steps for call in step.calls]
+    has = [ATTENTION] if any(step.attention for step in trace.steps) else []
+    has += dict.fromkeys(called)
+    for op in listed(args.op or ""):
+        if op not in has:
+            raise unknown_name("op of the trace", op, has)
+    args.op = args.op or ",".join(has)
+    shapes = (shape for op in listed(args.op) for shape in traced_shapes(trace, op))
+    args.dtype = ",".join(dict.fromkeys(shape.dtype for shape in shapes))
+    return trace
+
+
+def shapes_of(
+    args: argparse.Namespace, op: Op[Any], dtype: str | None = None, *, every: bool = False
+) -> Sequence[Shape | TracedShape]:
+    """Return the shapes of an op to measure: those of --trace in a dtype, or without --shapes a
+    small model's, in one context; with --case the matching ones (or `every` one).
     """
     from enginebay_bench.problem import bench_of
     from enginebay_bench.shapes import parse_shapes
 
+    texts = [] if every else args.case
+    if args.trace is not None:
+        from enginebay_testing.traced_cases import find_trace, traced_shapes
+
+        calls = traced_shapes(find_trace(args.trace), op.name)
+        found = [call for call in calls if dtype in (None, call.dtype)]
+        return [s for s in found if not texts or any(has_text(s.name, text) for text in texts)]
     axes = bench_of(op).axes
     if not args.shapes:
         one = {mode: (1024,) if lens != (0,) else lens for mode, lens in axes.contexts.items()}
         axes = dataclasses.replace(axes, contexts=one)
     shapes = parse_shapes(listed(args.shapes) if args.shapes else list(SHAPES), axes)
-    texts = [] if every else args.case
     return [s for s in shapes if not texts or any(has_text(s.name, text) for text in texts)]
 
 
@@ -361,7 +409,7 @@ def run_kernels(args: argparse.Namespace) -> int:
         (op, dtype, shape)
         for op in session.ops.values()
         for dtype in session.settings
-        for shape in shapes_of(args, op)
+        for shape in shapes_of(args, op, dtype)
     ]
     figures: list[Figure] = []
     rows = Rows(COLUMNS, (9, 28, 8, 14, 9, 16))

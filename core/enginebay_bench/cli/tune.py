@@ -52,7 +52,17 @@ COLUMNS = (
     *("tried", "refused, or why not"),
 )
 
-OF_SHAPES = ("shapes", "case", "target", "page_size", "lengths", "dtype", "platform", "layout")
+OF_SHAPES = (
+    "shapes",
+    "case",
+    "trace",
+    "target",
+    "page_size",
+    "lengths",
+    "dtype",
+    "platform",
+    "layout",
+)
 """Flags that --config replaces by the settings of the engine."""
 
 
@@ -149,8 +159,8 @@ def _of_shapes(args: argparse.Namespace) -> tuple[Session, list[Search]]:
     return session, [
         functools.partial(tune_shape, bench, op, shape, setting, session.candidates[op.name])
         for op in session.ops.values()
-        for setting in off.values()
-        for shape in shapes_of(args, op)
+        for dtype, setting in off.items()
+        for shape in shapes_of(args, op, dtype)
     ]
 
 
