@@ -235,6 +235,11 @@ wheel: env-test ## dist/*.whl
 	@$(BIN)/python -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir dist
 	@ls dist/*.whl
 
+.PHONY: release
+release: env-test ## dist/: the sdist and both wheels of this version, checked and tried in empty environments
+	@rm -rf dist
+	@$(BIN)/python tools/release.py dist
+
 .PHONY: env env-test env-serve env-clients env-llama-cpp env-browser env-dev env-parity env-kernels env-eval env-docs env-cluster env-newest
 env:
 	@$(SETUP)

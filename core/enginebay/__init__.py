@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from enginebay.serving.segments import Segments
     from enginebay.types import SamplingParams
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "LLM",

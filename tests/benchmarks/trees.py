@@ -215,17 +215,18 @@ def _write_metadata(tree: Path, folder: Path) -> None:
     """The entry points of a tree, as an installed distribution has them, in a folder of
     their own.
     """
-    info = folder / "enginebay-0.1.0.dist-info"
+    project = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    version = project["version"]
+    info = folder / f"enginebay-{version}.dist-info"
     if info.exists():
         return
-    project = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = []
     for group, points in project["entry-points"].items():
         lines += [f"[{group}]", *(f"{name} = {target}" for name, target in points.items())]
     info.mkdir(parents=True)
     (info / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
     (info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: enginebay\nVersion: 0.1.0\n", encoding="utf-8"
+        f"Metadata-Version: 2.1\nName: enginebay\nVersion: {version}\n", encoding="utf-8"
     )
 
 

@@ -133,8 +133,17 @@ def make_hook(repo_root: Path) -> Any:
     return module.NativeHook(str(repo_root), {}, None, None, "", "wheel")
 
 
-def test_a_wheel_for_a_level_of_processors_brings_the_compiled_kernels(
-    repo_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+LIBRARIES = [
+    *("attention_bf16", "attention_codes", "attention_f32", "grouped_linear", "linear_bf16"),
+    *("linear_f32", "linear_f8", "linear_s8", "lora", "panel_linear"),
+    *(f"quantized_linear_{form}" for form in ("s4", "s8", "u4", "zeros_s8")),
+    *(f"rounded_linear_{form}" for form in ("s4", "s8", "u4", "zeros_s8")),
+]
+
+
+@pytest.mark.parametrize("levels", ["x86-64-v3", "x86-64-v3,x86-64-v4"])
+def test_a_wheel_for_levels_of_processors_brings_the_compiled_kernels(
+    levels: str, repo_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretender = tmp_path / "c++"
     pretender.write_text(
@@ -147,7 +156,7 @@ def test_a_wheel_for_a_level_of_processors_brings_the_compiled_kernels(
     hook = make_hook(repo_root)
     hook.initialize("standard", data)
     assert data == {"force_include": {}}, "without the variable the wheel is plain Python"
-    monkeypatch.setenv("ENGINEBAY_WHEEL_CPU", "x86-64-v3")
+    monkeypatch.setenv("ENGINEBAY_WHEEL_CPU", levels)
     hook.initialize("editable", data)
     assert data == {"force_include": {}}
     hook.initialize("standard", data)
@@ -155,21 +164,15 @@ def test_a_wheel_for_a_level_of_processors_brings_the_compiled_kernels(
     assert data["tag"].startswith("py3-none-")
     names = [PurePosixPath(name) for name in data["force_include"].values()]
     assert {name.parent.as_posix() for name in names} == {"enginebay_native/lib"}
-    assert sorted(name.name.partition("-x86-64-v3-")[0] for name in names) == [
-        "attention_bf16",
-        "attention_codes",
-        "attention_f32",
-        "grouped_linear",
-        "linear_bf16",
-        "linear_f32",
-        "linear_f8",
-        "linear_s8",
-        "lora",
-        "panel_linear",
-        *(f"quantized_linear_{form}" for form in ("s4", "s8", "u4", "zeros_s8")),
-        *(f"rounded_linear_{form}" for form in ("s4", "s8", "u4", "zeros_s8")),
-    ]
+    for level in levels.split(","):
+        mine = [n.name for n in names if f"-{level}-" in n.name]
+        assert sorted(name.partition(f"-{level}-")[0] for name in mine) == LIBRARIES
     made = [Path(path) for path in data["force_include"]]
-    assert all("-march=x86-64-v3" in path.read_text(encoding="utf-8") for path in made)
+    texts = [path.read_text(encoding="utf-8") for path in made]
+    assert all(
+        f"-march={path.name.partition('-')[2].rpartition('-')[0]}" in text
+        for path, text in zip(made, texts, strict=True)
+    )
+    assert len(made) == len(LIBRARIES) * len(levels.split(","))
     hook.finalize("standard", data, "")
     assert not any(path.exists() for path in made)
