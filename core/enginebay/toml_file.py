@@ -18,6 +18,18 @@ LONG_KEY = re.compile(
 """Matches a dotted TOML key that nests more sections than `check_depth` allows."""
 
 
+COMMAND_SECTIONS = ("serve",)
+"""Sections of a configuration file that are about a command, and not about an engine."""
+
+
+def read_settings(path: str | Path | None) -> dict[str, Any]:
+    """Return the engine's settings in a configuration file, none for None. ConfigError as
+    `read_toml`.
+    """
+    values = {} if path is None else read_toml(path)
+    return {name: value for name, value in values.items() if name not in COMMAND_SECTIONS}
+
+
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Return the values of a configuration file; ConfigError when it is missing or not TOML."""
     try:

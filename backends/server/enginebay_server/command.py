@@ -6,12 +6,15 @@ import argparse
 import importlib.util
 import typing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from enginebay.cli.command import Command
-from enginebay.cli.options import add_engine_arguments, config_from
+from enginebay.cli.options import add_engine_arguments, flag_values
+from enginebay.config import make_config
 from enginebay.errors import InputError, UnsupportedError
+from enginebay.toml_file import read_settings
 from enginebay_server.keys import read_api_keys
+from enginebay_server.serve_section import flag_defaults
 from enginebay_server.settings import LIMITS, ServerSettings, ToolPrompt, UnknownFields, Warmup
 
 if TYPE_CHECKING:
@@ -31,6 +34,12 @@ FLAG_OF = {name: name.removesuffix("_s") for name, one in LIMITS.items() if one.
 
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     """Models, address, keys, limits, and the engine's flags."""
+    _add_own(parser)
+    add_engine_arguments(parser)
+
+
+def _add_own(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of the server, which may stand in the section [serve] of the file."""
     parser.add_argument(
         "models",
         nargs="*",
@@ -66,7 +75,6 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     _add_address(parser)
     _add_replicas(parser)
     _add_limits(parser)
-    add_engine_arguments(parser)
 
 
 def _add_address(parser: argparse.ArgumentParser) -> None:
@@ -191,11 +199,12 @@ def configs_from(args: argparse.Namespace) -> dict[str, EngineConfig]:
     """
     if args.models and args.model:
         raise InputError("MODEL and --model are both set", "one of the two", "Leave --model out.")
-    given = [
-        config_from(argparse.Namespace(**{**vars(args), "model": model}))
-        for model in args.models or [args.model]
+    entries = [one if isinstance(one, Mapping) else {"model": one} for one in args.models]
+    given = [_config_of(entry, args) for entry in entries or [{"model": args.model}]]
+    names = args.served_model_name or [
+        str(entry.get("name", config.model))
+        for entry, config in zip(entries or [{}], given, strict=True)
     ]
-    names = args.served_model_name or [config.model for config in given]
     if len(names) != len(given) or len(set(names)) != len(names) or not all(names):
         raise InputError(
             f"the names {', '.join(map(repr, names))} for {len(given)} models",
@@ -203,6 +212,20 @@ def configs_from(args: argparse.Namespace) -> dict[str, EngineConfig]:
             "Pass --served-model-name once for each MODEL, in their order.",
         )
     return dict(zip(names, map(_for_serving, given, [args.warmup] * len(given)), strict=True))
+
+
+def _config_of(entry: Mapping[str, Any], args: argparse.Namespace) -> EngineConfig:
+    """Return the configuration of a model: the file, the settings of its own table, the flags."""
+    own = {name: value for name, value in entry.items() if name not in ("name", "model")}
+    flags = flag_values(args)
+    model = {} if entry["model"] is None else {"model": entry["model"]}
+    return make_config(read_settings(args.config), own, {**flags, **model})
+
+
+def _file_defaults(file: Mapping[str, Any]) -> Mapping[str, Any]:
+    parser = argparse.ArgumentParser(add_help=False)
+    _add_own(parser)
+    return flag_defaults(file, parser)
 
 
 def _for_serving(config: EngineConfig, warmup: Warmup) -> EngineConfig:
@@ -283,7 +306,7 @@ def run(name: str, args: argparse.Namespace) -> int:
     return serve_replicas(configs, address, settings, chats, cluster)
 
 
-COMMAND = Command(add_arguments, run)
+COMMAND = Command(add_arguments, run, _file_defaults)
 
 
 OTEL_MODULES = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,7 +15,9 @@ class Command:
     `add_arguments(name, parser)` adds the flags of the command `name`. `run(name, args)` runs the
     command and returns its exit code: 0 for success, 1 for a failed check. It may raise an
     EnginebayError, which the program prints on one line. JAX may be imported once `run` is called.
+    `file_defaults` (content of the file of --config): values for flags that are not passed.
     """
 
     add_arguments: Callable[[str, argparse.ArgumentParser], None]
     run: Callable[[str, argparse.Namespace], int]
+    file_defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None

@@ -12,7 +12,7 @@ from enginebay.cli.command import Command
 from enginebay.cli.options import add_engine_arguments, config_from
 from enginebay.cli.show import print_table
 from enginebay.config import EngineConfig, make_config
-from enginebay.toml_file import read_toml
+from enginebay.toml_file import read_settings
 
 if TYPE_CHECKING:
     from enginebay.compose.kernel_configs import BucketConfig
@@ -52,7 +52,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
 def run(name: str, args: argparse.Namespace) -> int:
     """Print what the command `name` shows."""
     if name == "env" and args.config:
-        make_config(read_toml(args.config))
+        make_config(read_settings(args.config))
     {"explain": _explain, "config": _config, "env": _env}[name](args)
     return 0
 

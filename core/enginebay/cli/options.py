@@ -12,7 +12,7 @@ from typing import Any
 from enginebay.config import EngineConfig, make_config, merge
 from enginebay.config_sections import PHASES, Choice
 from enginebay.errors import InputError
-from enginebay.toml_file import read_toml
+from enginebay.toml_file import read_settings
 
 CACHE_DTYPE = "--cache-dtype"
 """The short form of --kv-cache-dtype."""
@@ -219,7 +219,7 @@ generation_config.json of a checkpoint.
 
 def config_from(args: argparse.Namespace) -> EngineConfig:
     """Make the configuration from the file and the flags."""
-    return make_config(read_toml(args.config) if args.config else {}, flag_values(args))
+    return make_config(read_settings(args.config), flag_values(args))
 
 
 def flag_values(args: argparse.Namespace) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from enginebay.config import make_config
 from enginebay.errors import unknown_name
 from enginebay.plugins.hooks import FORMER_KINDS, INTERFACE_VERSIONS
 from enginebay.plugins.registry import Entry, load_registry
-from enginebay.toml_file import read_toml
+from enginebay.toml_file import read_settings
 
 DEVICE_FILES = {"cuda": ("/dev/nvidiactl", "/dev/dxg"), "tpu": ("/dev/accel0", "/dev/vfio/0")}
 DEVICE_MODULES = {"cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin"), "tpu": ("libtpu",)}
@@ -48,7 +48,7 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
 def run(name: str, args: argparse.Namespace) -> int:
     """Print the parts."""
     if args.config:
-        make_config(read_toml(args.config))
+        make_config(read_settings(args.config))
     registry = load_registry()
     if args.timings:
         _print_timings(registry.import_s, as_json=args.json)

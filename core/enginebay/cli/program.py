@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from enginebay import __version__
 from enginebay.cli.command import Command
@@ -15,6 +17,7 @@ from enginebay.cli.parsing import CommandParser, refuse_rest
 from enginebay.cli.waiting import plain_waits
 from enginebay.errors import EnginebayError, InputError, PluginError, unknown_name
 from enginebay.plugins.registry import Registry, load_registry
+from enginebay.toml_file import read_toml
 
 FIRST_STEPS = """\
 enginebay runs language models in JAX; every part can be replaced by a plugin.
@@ -92,6 +95,7 @@ def _dispatch(arguments: list[str]) -> int:
         )
         if command is not None and listed == name:
             command.add_arguments(listed, sub)
+            sub.set_defaults(**_file_defaults(command, arguments))
     args, rest = parser.parse_known_args(arguments)
     refuse_rest(commands.choices[args.command], args, rest)
     handler = logging.StreamHandler(sys.stderr)
@@ -102,6 +106,16 @@ def _dispatch(arguments: list[str]) -> int:
     assert command is not None, "argparse requires a command"
     with plain_waits(args.log_level):
         return command.run(args.command, args)
+
+
+def _file_defaults(command: Command, arguments: Sequence[str]) -> Mapping[str, Any]:
+    """Return the values of flags that the file of --config sets."""
+    if command.file_defaults is None or {"-h", "--help"} & set(arguments):
+        return {}
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", nargs="?")
+    path = parser.parse_known_args(arguments)[0].config
+    return {} if path is None else command.file_defaults(read_toml(path))
 
 
 def find_commands(name: str | None = None) -> Registry:

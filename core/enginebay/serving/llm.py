@@ -34,7 +34,7 @@ from enginebay.serving.priority import (
 from enginebay.serving.prompts import Prompt, Prompts, prompts_of
 from enginebay.serving.reading import AsyncStream, Stream, in_thread, output_in, pooled_of
 from enginebay.serving.requests import Completion, Counts, RequestHandle, Requests, with_id
-from enginebay.toml_file import read_toml
+from enginebay.toml_file import read_settings
 from enginebay.types import Pooling, as_sampling_params
 from enginebay.waits import waiting
 
@@ -102,7 +102,7 @@ class LLM:
     @classmethod
     def from_config(cls, path: str | Path, **choices: Unpack[EngineChoices]) -> LLM:
         """Load the model that a TOML file configures; keywords replace options of the file."""
-        return cls(config=make_config(read_toml(path), choices))
+        return cls(config=make_config(read_settings(path), choices))
 
     def __repr__(self) -> str:
         config = self.config

@@ -14,7 +14,7 @@ from enginebay.cli.options import OWN_SAMPLING, add_engine_arguments, setting
 from enginebay.cli.show import print_table, progress
 from enginebay.config import make_config
 from enginebay.errors import InputError
-from enginebay.toml_file import read_toml
+from enginebay.toml_file import read_settings
 from enginebay_bench.cli.listed import listed_variants
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _variants(args: argparse.Namespace) -> list[ComparedVariant]:
     """The listed variants, those of --variant, and the peers."""
     from enginebay_bench.compare.variants import engine_variant, peer_variant
 
-    file = read_toml(args.config) if args.config else {}
+    file = read_settings(args.config)
     listed = listed_variants(args)
     base = listed[0][1]
     configs = {name: make_config(OWN_SAMPLING, file, values) for name, values in listed}

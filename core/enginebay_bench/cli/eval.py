@@ -21,7 +21,7 @@ from enginebay.cli.show import print_table, progress
 from enginebay.config import NO_QUANTIZATION, EngineConfig, make_config
 from enginebay.config_sections import PHASES
 from enginebay.errors import InputError
-from enginebay.toml_file import read_toml
+from enginebay.toml_file import read_settings
 
 KEPT = ("model", "platform", "mesh", "axis_rules", "compile_cache", "generation_config")
 SIZES = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "decode_steps")
@@ -85,9 +85,7 @@ def run(name: str, args: argparse.Namespace) -> int:
                 f"at least {least}",
                 f"Pass --{flag.replace('_', '-')} {least} or more.",
             )
-    given = make_config(
-        OWN_SAMPLING, read_toml(args.config) if args.config else {}, flag_values(args)
-    )
+    given = make_config(OWN_SAMPLING, read_settings(args.config), flag_values(args))
     config = given.model_copy(update={"shadow": {}})
     reference = reference_config(given, args.reference)
     sizes = EvalSizes(args.num_tokens, args.passage_len, args.new_tokens)

@@ -14,7 +14,7 @@ from enginebay.cli.options import OWN_SAMPLING, add_engine_arguments, flag_value
 from enginebay.cli.show import print_table
 from enginebay.config import make_config
 from enginebay.errors import InputError
-from enginebay.toml_file import read_toml
+from enginebay.toml_file import read_settings
 
 if TYPE_CHECKING:
     from enginebay.config import EngineConfig
@@ -65,7 +65,7 @@ def run(name: str, args: argparse.Namespace) -> int:
         longest = max(sizes.context + NEW, sizes.prompt_len + 1)
         fitting = {"max_model_len": longest, "max_num_seqs": sizes.num_rows}
         fitting["max_num_batched_tokens"] = max(16, sizes.prompt_len)
-        file = read_toml(args.config) if args.config else {}
+        file = read_settings(args.config)
         config = make_config(OWN_SAMPLING, fitting, file, flag_values(args))
         check_sizes(sizes, config)
         plan = make_plan(config)

@@ -20,7 +20,7 @@ from enginebay.cli.table_rows import Rows
 from enginebay.config import make_config
 from enginebay.config_sections import AUTO
 from enginebay.errors import InputError
-from enginebay.toml_file import read_toml
+from enginebay.toml_file import read_settings
 from enginebay_bench.cli.kernels import (
     Session,
     add_kernel_arguments,
@@ -176,7 +176,7 @@ def _of_engine(args: argparse.Namespace) -> tuple[Session, list[Search]]:
     from enginebay_bench.tune import tune_bucket
 
     refuse_flags(args, "--config", "tune without it", OF_SHAPES)
-    plan = make_plan(make_config(read_toml(args.config), {"tuned": "off"}))
+    plan = make_plan(make_config(read_settings(args.config), {"tuned": "off"}))
     configs = kernel_configs(plan, make_engine(plan))
     args.platform, args.dtype, args.layout = (
         plan.platform.name,
