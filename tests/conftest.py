@@ -76,6 +76,9 @@ def _prepare_jax() -> None:
 
 _prepare_jax()
 
+SLOW_S = 4 * 3600
+"""When a slow test is said to hang."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the report that counts the programs of the run."""
@@ -95,7 +98,10 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs torch where there is none."""
+    """Skip what needs torch where there is none, and let slow tests take hours."""
+    for item in items:
+        if item.get_closest_marker("slow") or item.get_closest_marker("matrix"):
+            item.add_marker(pytest.mark.timeout(SLOW_S))
     if importlib.util.find_spec("torch") is not None:
         return
     skip = pytest.mark.skip(
