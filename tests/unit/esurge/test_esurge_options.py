@@ -15,6 +15,7 @@ import pytest
 
 from enginebay.errors import ConfigError, UnsupportedError
 from enginebay_esurge import eSurge
+from enginebay_esurge.context import ContextRules
 from enginebay_esurge.opening import max_shards, prepare_model
 from enginebay_esurge.settings import EngineSettings, mesh_of
 from enginebay_models.checkpoint import find_folder
@@ -183,6 +184,48 @@ def test_wrong_values_are_value_errors_before_anything_is_loaded(
 ) -> None:  # holds S03
     with pytest.raises(ValueError, match=words):
         eSurge("demo", **({"auto_shard_model": False} | options))
+
+
+def test_each_option_of_the_constructor_goes_where_it_belongs(
+    make_faked: Callable[..., eSurge],
+) -> None:  # holds S03
+    rules: dict[str, Any] = {
+        "reserve_tokens": 7,
+        "auto_truncate_prompt": False,
+        "auto_cap_new_tokens": False,
+        "strict_context": True,
+        "truncate_mode": "right",
+        "prefer_preserve_prompt": False,
+    }
+    fields = {
+        "dtype": "float16",
+        "max_model_len": 96,
+        "max_num_seqs": 3,
+        "max_num_batched_tokens": 48,
+        "overlap_execution": True,
+    }
+    engine = make_faked(
+        **rules,
+        **fields,
+        page_size=32,
+        hbm_utilization=0.5,
+        enable_prefix_caching=False,
+        engine_options={},
+        compile_runner=False,
+        extra_eos_token_ids=[5],
+    )
+    config = engine.plan.config
+    assert {name: getattr(config, name) for name in fields} == fields
+    assert config.engine.options == {
+        "page_size": 32,
+        "memory_utilization": 0.5,
+        "prefix_caching": False,
+    }
+    assert engine._jobs.rules == ContextRules(96, **rules)
+    assert 5 in engine._jobs._preparer.tokens.eos_token_ids
+    assert (config.forbid_compiling, engine.engine.compilations.forbidden) == (False, False)
+    later = make_faked(use_aot_forward=False).plan.config
+    assert (later.forbid_compiling, make_faked().plan.config.forbid_compiling) == (False, True)
 
 
 def test_name_callback_and_text_of_a_cut_prompt_are_the_callers(
