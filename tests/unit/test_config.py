@@ -15,7 +15,7 @@ import pytest
 from enginebay.cli.options import add_engine_arguments, config_from
 from enginebay.compose.resolve import ResolveInputs, pick, resolve
 from enginebay.config import EngineConfig, make_config
-from enginebay.config_sections import Choice, KernelChoice
+from enginebay.config_sections import AUTO, Choice, KernelChoice
 from enginebay.errors import ConfigError, InputError
 from enginebay.ops.select import Candidate
 from enginebay.toml_file import read_toml
@@ -328,6 +328,10 @@ def test_small_models_get_more_drafts_unless_their_number_is_chosen(
     assert all(reason.setting != "draft_tokens" for reason in resolve(EngineConfig(), facts)[1])
 
 
+KINDS = ("platform", "engine", "scheduler", "sampler", "proposer")
+VALUES = ("dtype", "weight_dtype", "kv_cache_dtype", "max_model_len", "mixed_steps")
+
+
 def test_resolving_settles_everything_and_keeps_the_reasons() -> None:
     config, reasons = resolve(EngineConfig(), FACTS)
     assert (config.platform, config.engine.name, config.scheduler.name) == ("cpu", "a", "fcfs")
@@ -337,6 +341,14 @@ def test_resolving_settles_everything_and_keeps_the_reasons() -> None:
         4096,
     )
     by_setting = {reason.setting: reason for reason in reasons}
+    assert list(by_setting) == [*KINDS, *VALUES]
+    kinds = {kind: getattr(config, kind).name for kind in KINDS if kind != "platform"}
+    values = {name: str(getattr(config, name)) for name in ("platform", *VALUES)}
+    assert kinds | values == {name: reason.chosen for name, reason in by_setting.items()}
+    assert not {AUTO, "None", ""} & {*kinds.values(), *values.values()}
+    assert all(reason.why for reason in reasons)
+    drafted = resolve(EngineConfig(proposer=Choice(name="ngram")), FACTS)
+    assert str(drafted[0].draft_tokens) == drafted[1][-1].chosen
     assert by_setting["platform"].refused == (("cuda", "no such device"),)
     assert dict(by_setting["engine"].refused) == {
         "b": "the same priority (1), later by name",
