@@ -206,6 +206,7 @@ def problem_sizes(
         *((each.name, "bfloat16", 16, 64) for each in GENERATIONS),
         *((each.name, "float32", 256, 256) for each in GENERATIONS if each.name != "v4"),
         ("v6e", "bfloat16", 48, 64),
+        ("v6e", "bfloat16", 160, 64),  # half of three pages is no whole number of pages
     ],
 )
 def test_block_sizes_fit_the_generation(
