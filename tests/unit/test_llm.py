@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 from enginebay import LLM
+from enginebay.contracts.engine import StepPlan
 from enginebay.errors import RequestError, StoppedError
 from enginebay.outputs import RequestOutput, StreamChunk
+from enginebay.serving.events import Events
 from tests.brief import BRIEF
 from tests.unit.loops import Pauses, go_on, seeing
 from tests.unit.serving import DEADLOCK_S, GREEDY, HOT, SIZES, assert_idle, with_
@@ -28,6 +30,11 @@ def demo() -> Iterator[LLM]:
     """The whole demo model, which answers, and ends its answers."""
     with LLM("demo", **SIZES) as llm:
         yield llm
+
+
+def unfinished(llm: LLM) -> int:
+    """The number of requests that have not ended."""
+    return llm.counts().waiting + llm.counts().running
 
 
 def token_ids(outputs: Sequence[RequestOutput]) -> list[list[int]]:
@@ -209,14 +216,40 @@ def test_a_stream_that_nobody_reads_is_ended_with_it(fake_llm: LLM) -> None:
     assert_idle(fake_llm)
 
 
+def test_an_interrupted_stream_frees_its_row(
+    fake_llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(_: Events) -> None:
+        raise KeyboardInterrupt
+
+    pauses = Pauses(fake_llm.loop, after=4)
+    with seeing(fake_llm.engine, launch=pauses):
+        stream = fake_llm.stream("Once", with_(HOT, max_tokens=150))
+        assert next(stream).delta_token_ids
+        pauses.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr(Events, "__next__", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                next(stream)
+        assert_idle(fake_llm)
+        go_on(fake_llm.loop)
+    assert next(stream, None) is None
+
+
 def test_an_interrupted_generate_ends_its_requests(fake_llm: LLM) -> None:
+    pauses = Pauses(fake_llm.loop, after=4)
+
     def interrupt(what: str, done: int, total: int) -> None:
+        pauses.wait()  # so that the other request cannot reach its own end
         raise KeyboardInterrupt
 
     params = [with_(GREEDY, max_tokens=1), with_(HOT, max_tokens=150)]
-    with pytest.raises(KeyboardInterrupt):
-        fake_llm.generate(["A", "B"], params, progress=interrupt)
-    assert_idle(fake_llm)
+    with seeing(fake_llm.engine, launch=pauses):
+        with pytest.raises(KeyboardInterrupt) as caught:
+            fake_llm.generate(["A", "B"], params, progress=interrupt)
+        assert_idle(fake_llm)
+        go_on(fake_llm.loop)
+    del caught  # its traceback refers to all that generate() had: nothing has ended by itself
 
 
 def test_chat_answers_by_the_template(demo: LLM) -> None:
@@ -285,7 +318,7 @@ def test_the_asyncio_twins_give_the_same(fake_llm: LLM) -> None:
 
 
 def test_cancelling_ends_the_requests(llm: LLM) -> None:
-    kept: list[AsyncIterator[StreamChunk]] = []  # one that nobody refers to ends anyhow
+    kept: list[Any] = []  # one that nobody refers to ends anyhow
 
     async def cancel() -> None:
         begun = asyncio.Event()
@@ -298,21 +331,37 @@ def test_cancelling_ends_the_requests(llm: LLM) -> None:
         tasks = [asyncio.ensure_future(stream())]
         tasks.append(asyncio.ensure_future(llm.agenerate(["A", "B"], with_(HOT, max_tokens=150))))
         await begun.wait()
+        while unfinished(llm) < 3:
+            await asyncio.sleep(0.001)
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(result, asyncio.CancelledError) for result in results)
+        kept.extend(results)
 
-    asyncio.run(asyncio.wait_for(cancel(), DEADLOCK_S))
-    assert_idle(llm)
+    with seeing(llm.engine, launch=Pauses(llm.loop, after=4)):
+        asyncio.run(asyncio.wait_for(cancel(), DEADLOCK_S))
+        assert_idle(llm)
+        assert unfinished(llm) == 0
+        go_on(llm.loop)
 
 
 def test_a_step_takes_the_cache_over(llm: LLM) -> None:  # holds F50
-    llm.generate("Once", GREEDY)
-    before = llm.run_on_engine(lambda: jax.tree.leaves(llm.engine.executor.arrays().cache))
-    llm.generate("Once", GREEDY)
-    assert before
-    assert all(array.is_deleted() for array in before), "a second copy of the cache was made"
+    """Each step, of a prompt and of decoding: its cache is gone when the next one begins."""
+    before: list[tuple[bool, list[jax.Array]]] = []
+    kinds: set[bool] = set()
+
+    def look(plan: StepPlan) -> None:
+        for is_decode, arrays in before:
+            assert arrays
+            assert all(array.is_deleted() for array in arrays), "a second copy of the cache"
+            kinds.add(is_decode)
+        before[:] = [(plan.is_decode, jax.tree.leaves(llm.engine.executor.arrays().cache))]
+
+    with seeing(llm.engine, launch=look):
+        for _ in range(2):
+            llm.generate("Once", GREEDY)
+    assert kinds == {True, False}
 
 
 def test_an_event_loop_that_is_closed_over_a_request_harms_nobody(fake_llm: LLM) -> None:
