@@ -37,6 +37,24 @@ def test_declarations_do_not_import_jax() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_no_part_is_imported_before_it_is_picked() -> None:
+    modules = {
+        name.partition(":")[0]
+        for entry in ENTRIES
+        if (declared := entry.declaration) is not None
+        for name in (declared.target, declared.options)
+        if name
+    }
+    assert len(modules) > 100
+    code = (
+        "import sys; from enginebay.plugins.registry import load_registry; load_registry(); "
+        "print(*(name for name in sys.argv[1:] if name in sys.modules))"
+    )
+    command = [sys.executable, "-c", code, *modules]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert not done.stdout.split(), "imported while plugins were listed"
+
+
 @pytest.mark.parametrize(
     "entry", ENTRIES, ids=lambda e: ":".join(p for p in (e.kind, e.op, e.name) if p)
 )

@@ -274,6 +274,10 @@ def test_tables_keep_what_was_not_measured_again(tmp_path: Path) -> None:
     ).entries == (again,)
 
 
+SAME = ("op", "shape", "dtype", "implementation", "cost")
+"""What of a figure is equal when the measurement is repeated."""
+
+
 @pytest.mark.long
 def test_the_program_measures_and_tunes_and_engines_find_it(
     run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -289,7 +293,12 @@ def test_the_program_measures_and_tunes_and_engines_find_it(
     assert figure["parity"]["share"] <= 1
     words = record["command"].split()
     assert words[:3] == ["enginebay", "bench", "kernels"]
-    assert run(*words[1:])[0] == 0, "the command that the report names runs"
+    code, out, err = run(*words[1:], "--json")
+    assert (code, err) == (0, ""), "the command that the report names runs"
+    again = json.loads(out)
+    assert again["command"] == record["command"]
+    assert {n: again["figures"][0][n] for n in SAME} == {n: figure[n] for n in SAME}
+    assert len(again["figures"]) == 1
     code, out, err = run("tune", *common, "--tuned-folder", str(tmp_path))
     assert (code, err) == (0, "")
     (path,) = json.loads(out)["tables"]
