@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from enginebay.errors import CheckpointError, ConfigError
+from enginebay_models.alibi import slopes_of
 from enginebay_models.mpt import family as mpt
-from enginebay_models.mpt import slopes_of
 
 MPT: dict[str, Any] = {"vocab_size": 32, "d_model": 24, "n_heads": 3, "n_layers": 1}
 

@@ -12,7 +12,7 @@ from flax import nnx
 
 from enginebay.contracts.cache import CacheArrays
 from enginebay.contracts.model import TensorSource
-from enginebay.ops.attention import ATTENTION
+from enginebay.ops.attention import ATTENTION, NamedInputs
 from enginebay.ops.bound import Ops
 from enginebay.ops.caps import LAYER
 from enginebay.ops.linear import LINEAR
@@ -22,6 +22,7 @@ from enginebay.ops.spec import AttnBatch, AttnSpec
 from enginebay.weights import WeightSpec
 from enginebay_models import tensors
 from enginebay_models.activations import ACTIVATIONS
+from enginebay_models.alibi import SLOPES, slopes_of
 from enginebay_models.tensors import APART, QkvRows
 
 Batches = Mapping[str, AttnBatch]
@@ -171,8 +172,23 @@ class NoNorm(nnx.Module):
         return total, total
 
 
+class StreamNorm(nnx.Module):
+    """A norm of the residual stream itself: attention or an MLP is added to what it reads."""
+
+    def __init__(self, norm: NormOfSum) -> None:
+        self.norm = norm
+
+    def of_sum(
+        self, x: jax.Array, branch: jax.Array | None, ops: Ops
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return the norm of x + branch twice, as what is read and as the stream."""
+        normed, _ = self.norm.of_sum(x, branch, ops)
+        return normed, normed
+
+
 class Attention(nnx.Module):
-    """Grouped-query attention with rotary positions.
+    """Grouped-query attention with rotary positions, or slopes by distance (ALiBi) if `spec.inputs`
+    has them.
 
     `name` is the prefix of its tensors, such as "model.layers.0.self_attn".
     """
@@ -226,11 +242,19 @@ class Attention(nnx.Module):
         if self.joint_q_norm is not None and self.joint_k_norm is not None:
             q, k = self.joint_q_norm(q), self.joint_k_norm(k[:, :, None])[:, :, 0]
         q = q.reshape(x.shape[0], spec.num_q_heads, spec.head_dim)
+        inputs: NamedInputs = {LAYER: self.layer}
+        if SLOPES in spec.inputs:
+            inputs = {**inputs, SLOPES: jnp.asarray(slopes_of(spec.num_q_heads))}
         mixed, cache, _ = ops[ATTENTION](
-            *(q, k, v, cache, batch), spec=spec, rope=self.config.rope, inputs={LAYER: self.layer}
+            *(q, k, v, cache, batch), spec=spec, rope=self.config.rope, inputs=inputs
         )
         mixed = mixed.reshape(x.shape[0], spec.num_kv_heads, spec.group, spec.head_dim)
         return ops[LINEAR](mixed, self.out.get_value(), value_of(self.out_bias)), cache
+
+
+def _projection(name: str, hidden: int, width: int) -> nnx.Param:
+    shape = (hidden, width) if name.endswith("_in") else (width, hidden)
+    return parameter((None, None), shape, tensors.whole(f"{name}.weight", shape), 1)
 
 
 def _wide(name: str, intermediate_size: int, hidden_size: int) -> nnx.Param:
@@ -423,13 +447,31 @@ class DecoderLayer(nnx.Module):
 
 
 @dataclasses.dataclass(frozen=True)
+class InputRule:
+    """What the embedding of a token becomes before the first layer. It is multiplied by `scale`; is
+    projected from `embed_size` features to those of the layers, and hidden states are projected
+    back after the last norm; has the learned embedding of its position added, if there are
+    `num_positions`; then is normed, by a LayerNorm with a bias and `norm_eps`.
+
+    `skipped_rows`: first rows of the table of positions that no position has.
+    """
+
+    scale: float | None = None
+    embed_size: int | None = None
+    num_positions: int | None = None
+    skipped_rows: int = 0
+    norm_eps: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class LogitRule:
-    """What the product of hidden states and head becomes: times `scale`; then with cap c a logit l
-    becomes c * tanh(l / c).
+    """What the product of hidden states and head becomes: plus the head's `bias`, if it has one;
+    times `scale`; then with cap c a logit l becomes c * tanh(l / c).
     """
 
     scale: float | None = None
     cap: float | None = None
+    bias: bool = False
 
     def applied(self, logits: jax.Array) -> jax.Array:
         """Return f32 logits for f32 products of the same shape."""
@@ -438,15 +480,16 @@ class LogitRule:
         return logits if self.cap is None else self.cap * jnp.tanh(logits / self.cap)
 
 
+PLAIN_INPUTS = InputRule()
 PLAIN_LOGITS = LogitRule()
 
 
 class Decoder(nnx.Module):
     """The weights of a decoder: the embedding `table` [vocab, hidden], layers, final norm and head.
-    NnxModel runs them.
+    NnxModel runs them. InputRule says which embedding has another width.
 
     With `tied` the embedding is also the head. Hidden states have the dtype of the computation,
-    whatever the dtype of the weights. `embed_scale` multiplies embeddings.
+    whatever the dtype of the weights.
     """
 
     def __init__(
@@ -456,15 +499,33 @@ class Decoder(nnx.Module):
         table: tuple[int, int],
         *,
         tied: bool,
-        embed_scale: float | None = None,
+        inputs: InputRule = PLAIN_INPUTS,
         logits: LogitRule = PLAIN_LOGITS,
     ) -> None:
+        (vocab, hidden), width = table, inputs.embed_size
+        table = (vocab, width or hidden)
         self.embed = parameter(("vocab", None), table, tensors.whole(tensors.EMBEDDING, table), 1)
         self.layers = nnx.List(layers)
         self.norm = norm
         self.dtype = layers[0].attention.config.dtype
-        self.embed_scale = embed_scale
+        self.inputs = inputs
         self.logits = logits
+        self.project_in, self.project_out = (
+            None if width is None else _projection(f"model.project_{way}", hidden, width)
+            for way in ("in", "out")
+        )
+        rows = ((inputs.num_positions or 0) + inputs.skipped_rows, hidden)
+        source = tensors.whole("model.embed_positions.weight", rows)
+        self.positions = parameter((None, None), rows, source) if inputs.num_positions else None
+        eps = inputs.norm_eps
+        self.embed_norm = (
+            None if eps is None else LayerNorm("model.embed_norm", hidden, eps, bias=True)
+        )
+        self.head_bias = (
+            parameter(("vocab",), (vocab,), tensors.whole("lm_head.bias", (vocab,)))
+            if logits.bias
+            else None
+        )
         self.lm_head = (
             None
             if tied

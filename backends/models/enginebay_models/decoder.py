@@ -29,20 +29,25 @@ from enginebay.ops.linear import EMBEDDING, LINEAR
 from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnSpec
 from enginebay.weights import WeightSpec
+from enginebay_models.alibi import SLOPES
 from enginebay_models.blocks import (
     IN_TURN,
+    PLAIN_INPUTS,
     PLAIN_LOGITS,
     Attention,
     AttentionLayerConfig,
     Batches,
     Decoder,
     DecoderLayer,
+    InputRule,
     LayerNorm,
     LogitRule,
     Mlp,
     NoNorm,
     Residual,
     RmsNorm,
+    StreamNorm,
+    value_of,
 )
 from enginebay_models.hf_config import DecoderConfig
 from enginebay_models.tensors import APART, QkvRows
@@ -69,11 +74,13 @@ class Variant:
     """The differences between decoder families.
 
     `windows` has one entry per layer, None for full attention; all windows are equal.
-    `unrotated_layers` have no rotary positions, and layers with a window may have their own.
-    AttentionLayerConfig, AttnSpec, RmsNorm, Decoder and DecoderLayer describe fields of their own.
-    `layer_norms`: norms are LayerNorms, with biases if `norm_bias`. `out_norms` are the norms of
-    the results of attention and MLP, and `in_norms` those before; of a parallel layer, `mlp_norm`
-    is one of the MLP alone. `mlp` makes the MLP of a layer; it has the signature of `Mlp`, and gets
+    `unrotated_layers` have no rotary positions, and layers with a window may have their own. With
+    `alibi` no layer has them, and attention has slopes by distance. AttentionLayerConfig, AttnSpec,
+    RmsNorm, Decoder and DecoderLayer describe fields of their own. `layer_norms`: norms are
+    LayerNorms, with biases if `norm_bias`. `out_norms` are the norms of the results of attention
+    and MLP, and `in_norms` those before; of a parallel layer, `mlp_norm` is one of the MLP alone.
+    With `stream_norms` both follow what was added (StreamNorm). `final_norm`: there is a norm
+    before the head. `mlp` makes the MLP of a layer; it has the signature of `Mlp`, and gets
     `mlp_config` if that is given. `names` replaces parts of the names of tensors, in order.
     """
 
@@ -84,6 +91,7 @@ class Variant:
     qkv_rows: QkvRows = APART
     qk_norm: bool = False
     qk_norm_joint: bool = False
+    alibi: bool = False
     window_rope: RopeSpec | None = None
     unrotated_layers: frozenset[int] = frozenset()
     softmax_scale: float | None = None
@@ -91,11 +99,13 @@ class Variant:
     in_norms: bool = True
     out_norms: bool = False
     mlp_norm: bool = True
+    stream_norms: bool = False
+    final_norm: bool = True
     layer_norms: bool = False
     norm_bias: bool = False
     norm_offset: float = 0.0
     residual: Residual = IN_TURN
-    embed_scale: float | None = None
+    inputs: InputRule = PLAIN_INPUTS
     logits: LogitRule = PLAIN_LOGITS
     mlp: Callable[..., Any] = dataclasses.field(default=Mlp, repr=False)
     mlp_config: Any = None
@@ -121,6 +131,7 @@ def build_decoder(
             scale=variant.softmax_scale,
             window=window,
             softcap=variant.softcap,
+            inputs=(SLOPES,) if variant.alibi else (),
             q_dtype=dtype,
             kv_dtype=dtype,
         )
@@ -133,10 +144,10 @@ def build_decoder(
     ]
     module = Decoder(
         layers,
-        _norm("model.norm", config, variant),
+        _last_norm(config, variant),
         (config.vocab_size, config.hidden_size),
         tied=config.tied,
-        embed_scale=variant.embed_scale,
+        inputs=variant.inputs,
         logits=variant.logits,
     )
     groups = tuple(
@@ -145,7 +156,7 @@ def build_decoder(
     info = ModelInfo(
         family=family,
         vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
+        hidden_size=variant.inputs.embed_size or config.hidden_size,
         max_model_len=config.max_model_len,
         groups=groups,
         attention=specs,
@@ -163,7 +174,7 @@ def _attention(
     return AttentionLayerConfig(
         hidden_size=config.hidden_size,
         spec=spec,
-        rope=variant.window_rope or config.rope if spec.window else config.rope,
+        rope=_rope(spec, config, variant),
         cache_group=name,
         repeats=repeats,
         qkv_bias=variant.qkv_bias,
@@ -173,6 +184,12 @@ def _attention(
         norm_offset=variant.norm_offset,
         qkv_rows=variant.qkv_rows,
     )
+
+
+def _rope(spec: AttnSpec, config: DecoderConfig, variant: Variant) -> RopeSpec | None:
+    if variant.alibi:
+        return None
+    return variant.window_rope or config.rope if spec.window else config.rope
 
 
 def kv_head_repeats(config: DecoderConfig, num_shards: int) -> int:
@@ -208,11 +225,15 @@ def _layer(
     """Return layer `index`, with this attention or with the variant's mixer."""
     name, size = f"model.layers.{index}", config.hidden_size
 
-    def norm(of: str) -> Any:
-        return _norm(f"{name}.{of}_layernorm", config, variant)
+    def norm(of: str, layer: int = index) -> Any:
+        return _norm(f"model.layers.{layer}.{of}_layernorm", config, variant)
 
     def before(of: str) -> Any:
-        return norm(of) if variant.in_norms else NoNorm()
+        if not variant.stream_norms:
+            return norm(of) if variant.in_norms else NoNorm()
+        if of != "input":
+            return StreamNorm(norm("input"))
+        return NoNorm() if index == 0 else StreamNorm(norm("post_attention", index - 1))
 
     if variant.mixer is not None and index in variant.mixer.layers:
         mixer = variant.mixer.make(name)
@@ -237,6 +258,14 @@ def _layer(
         (norm("post_attention"), norm("post_feedforward")) if variant.out_norms else None,
         variant.residual,
     )
+
+
+def _last_norm(config: DecoderConfig, variant: Variant) -> Any:
+    """Return the norm before the head."""
+    if not variant.final_norm:
+        return NoNorm()
+    last = f"model.layers.{config.num_layers - 1}.post_attention_layernorm"
+    return _norm(last if variant.stream_norms else "model.norm", config, variant)
 
 
 def _norm(name: str, config: DecoderConfig, variant: Variant) -> Any:
@@ -307,6 +336,8 @@ class NnxModel(Model):
             x, branch, arrays = run(layer, x, branch, arrays, batches[group])
             done[group].append(arrays)
         hidden, _ = module.norm.of_sum(x, branch, ops)
+        if module.project_out is not None:
+            hidden = ops[LINEAR](hidden, module.project_out.get_value())
         return hidden, {group: tuple(layers) for group, layers in done.items()}
 
     def embedded(
@@ -319,16 +350,22 @@ class NnxModel(Model):
     ) -> jax.Array:
         """Return the input [T, hidden] of the first layer."""
         x = ops[EMBEDDING](module.embed.get_value(), token_ids).astype(module.dtype)
-        if module.embed_scale is not None:  # not of `embeds`
-            x = x * jnp.asarray(module.embed_scale, x.dtype)
+        if module.inputs.scale is not None:  # not of `embeds`
+            x = x * jnp.asarray(module.inputs.scale, x.dtype)
         if embeds is not None:
             x = jnp.where(embeds[0][:, None], embeds[1].astype(x.dtype), x)
-        return x
+        if module.project_in is not None:
+            x = ops[LINEAR](x, module.project_in.get_value())
+        if module.positions is not None:
+            places = next(iter(batches.values())).positions + module.inputs.skipped_rows
+            x = x + ops[EMBEDDING](module.positions.get_value(), places).astype(x.dtype)
+        return x if module.embed_norm is None else module.embed_norm(x)
 
     def logits(self, weights: Weights, ops: Ops, hidden: jax.Array) -> jax.Array:
         module = self._module(weights)
         head = module.embed if module.lm_head is None else module.lm_head
-        logits = ops[LINEAR](hidden, head.get_value(), out_dtype=jnp.float32)
+        bias = value_of(module.head_bias)
+        logits = ops[LINEAR](hidden, head.get_value(), bias, out_dtype=jnp.float32)
         return module.logits.applied(logits)
 
     def _module(self, weights: Weights) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from enginebay.contracts.model import Model, ModelFamily
+from enginebay_models.blocks import InputRule
 from enginebay_models.decoder import Variant, build_decoder
 from enginebay_models.fields import flag, refuse_others
 from enginebay_models.hf_config import FULL, check_layer_types, read_decoder
@@ -46,7 +47,7 @@ class GemmaFamily(ModelFamily):
             qkv_bias=bias,
             out_bias=bias,
             norm_offset=1.0,
-            embed_scale=decoder.hidden_size**0.5,
+            inputs=InputRule(scale=decoder.hidden_size**0.5),
         )
         return build_decoder(self.name, decoder, variant, dtype=dtype, num_shards=num_shards)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from enginebay.contracts.model import Model, ModelFamily
-from enginebay_models.blocks import LogitRule
+from enginebay_models.blocks import InputRule, LogitRule
 from enginebay_models.decoder import Variant, build_decoder
 from enginebay_models.fields import flag, number, optional_number, positive, refuse_others
 from enginebay_models.hf_config import DEFAULT_WINDOW, mixed_windows, read_decoder
@@ -50,7 +50,7 @@ class Gemma2Family(ModelFamily):
             softcap=optional_number(config, "attn_logit_softcapping", 50.0),
             out_norms=True,
             norm_offset=1.0,
-            embed_scale=decoder.hidden_size**0.5,
+            inputs=InputRule(scale=decoder.hidden_size**0.5),
             logits=LogitRule(cap=optional_number(config, "final_logit_softcapping", 30.0)),
         )
         return build_decoder(self.name, decoder, variant, dtype=dtype, num_shards=num_shards)

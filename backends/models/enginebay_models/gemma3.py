@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from enginebay.contracts.model import Model, ModelFamily
-from enginebay_models.blocks import LogitRule
+from enginebay_models.blocks import InputRule, LogitRule
 from enginebay_models.decoder import Variant, build_decoder
 from enginebay_models.fields import bad_field, flag, number, positive
 from enginebay_models.hf_config import (
@@ -77,7 +77,7 @@ class Gemma3Family(ModelFamily):
             softmax_scale=number(config, "query_pre_attn_scalar", 256.0) ** -0.5,
             out_norms=True,
             norm_offset=1.0,
-            embed_scale=decoder.hidden_size**0.5,
+            inputs=InputRule(scale=decoder.hidden_size**0.5),
             logits=LogitRule(
                 cap=None if cap is None else number(config, "final_logit_softcapping", cap)
             ),

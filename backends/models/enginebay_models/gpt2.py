@@ -11,18 +11,17 @@ import numpy as np
 from flax import nnx
 
 from enginebay.contracts.cache import CacheArrays, CacheGroup
-from enginebay.contracts.model import Embeddings, Model, ModelFamily, ModelInfo, TensorSource
+from enginebay.contracts.model import Model, ModelFamily, ModelInfo, TensorSource
 from enginebay.ops.attention import ATTENTION
 from enginebay.ops.bound import Ops
 from enginebay.ops.caps import LAYER
-from enginebay.ops.linear import EMBEDDING, LINEAR
+from enginebay.ops.linear import LINEAR
 from enginebay.ops.spec import AttnBatch, AttnSpec
 from enginebay_models import tensors
-from enginebay_models.activations import ACTIVATIONS
 from enginebay_models.blocks import (
-    Batches,
     Decoder,
     DecoderLayer,
+    InputRule,
     LayerNorm,
     PlainMlp,
     parameter,
@@ -30,10 +29,13 @@ from enginebay_models.blocks import (
 )
 from enginebay_models.decoder import FULL, NnxModel
 from enginebay_models.fields import bad_field, flag, number, positive, with_own_names
-from enginebay_models.hf_config import MAX_LAYERS, check_heads
+from enginebay_models.hf_config import MAX_LAYERS, activation, check_heads
 from enginebay_models.tensors import Index
 
-_NAMES = {"model.embed_tokens.": "transformer.wte."}
+_NAMES = {
+    "model.embed_tokens.": "transformer.wte.",
+    "model.embed_positions.": "transformer.wpe.",
+}
 """(name of a tensor in other families, name in this checkpoint) pairs."""
 
 _USUAL = {
@@ -120,41 +122,6 @@ def _columns_by_heads(name: str, shape: tuple[int, int, int, int]) -> TensorSour
     return TensorSource((name,), ((heads * size, num_out),), build)
 
 
-class Gpt2Decoder(Decoder):
-    """A decoder with a learned embedding of positions [n_positions, hidden]."""
-
-    def __init__(
-        self,
-        layers: list[DecoderLayer],
-        norm: LayerNorm,
-        table: tuple[int, int],
-        *,
-        tied: bool,
-        num_positions: int,
-    ) -> None:
-        super().__init__(layers, norm, table, tied=tied)
-        shape = (num_positions, table[1])
-        source = tensors.whole("transformer.wpe.weight", shape)
-        self.positions = parameter((None, None), shape, source)
-
-
-class Gpt2Model(NnxModel):
-    """Adds the embedding of each token's position to that of the token, or to a given one."""
-
-    def embedded(
-        self,
-        module: Decoder,
-        ops: Ops,
-        token_ids: jax.Array,
-        batches: Batches,
-        embeds: Embeddings | None,
-    ) -> jax.Array:
-        assert isinstance(module, Gpt2Decoder), "the family makes this decoder"
-        x = super().embedded(module, ops, token_ids, batches, embeds)
-        places = next(iter(batches.values())).positions
-        return x + ops[EMBEDDING](module.positions.get_value(), places).astype(x.dtype)
-
-
 class Gpt2Family(ModelFamily):
     """Full attention without groups, learned positions, LayerNorm, a plain MLP, and biases
     everywhere.
@@ -182,10 +149,7 @@ class Gpt2Family(ModelFamily):
         ):
             if config.get(name, value) != value:
                 raise bad_field(name, config[name], "false, or absent", is_null=True)
-        activation = config.get("activation_function", "gelu_new")
-        if not isinstance(activation, str) or activation not in ACTIVATIONS:
-            allowed = ", ".join(sorted(ACTIVATIONS))
-            raise bad_field("activation_function", activation, allowed, is_null=True)
+        act = activation(config, "activation_function", "gelu_new")
         inner = 4 * hidden if config.get("n_inner") is None else positive(config, "n_inner")
         eps = number(config, "layer_norm_epsilon", 1e-5)
         num_layers = positive(config, "n_layer", 12, most=MAX_LAYERS)
@@ -207,7 +171,7 @@ class Gpt2Family(ModelFamily):
                 f"{name}.mlp.c_fc",
                 f"{name}.mlp.c_proj",
                 (hidden, inner),
-                activation=activation,
+                activation=act,
                 bias=True,
                 read=tensors.transposed,
             )
@@ -215,12 +179,12 @@ class Gpt2Family(ModelFamily):
                 Gpt2Attention(f"{name}.attn", attention, index), mlp, before, between
             )
 
-        module = Gpt2Decoder(
+        module = Decoder(
             [layer(i) for i in range(num_layers)],
             LayerNorm("transformer.ln_f", hidden, eps, bias=True),
             (vocab_size, hidden),
             tied=flag(config, "tie_word_embeddings", default=True),
-            num_positions=longest,
+            inputs=InputRule(num_positions=longest),
         )
         info = ModelInfo(
             self.name,
@@ -229,9 +193,9 @@ class Gpt2Family(ModelFamily):
             longest,
             (CacheGroup(FULL, num_layers, heads, size, size),),
             {FULL: spec},
-            constants=repr((activation, eps)),
+            constants=repr((act, eps)),
         )
-        return Gpt2Model(info, module, _NAMES)
+        return NnxModel(info, module, _NAMES)
 
 
 family = Gpt2Family()

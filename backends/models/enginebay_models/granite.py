@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from enginebay.contracts.model import Model, ModelFamily
-from enginebay_models.blocks import LogitRule, Residual
+from enginebay_models.blocks import InputRule, LogitRule, Residual
 from enginebay_models.decoder import Variant, build_decoder
 from enginebay_models.fields import flag, number
 from enginebay_models.hf_config import FULL, check_layer_types, read_decoder
@@ -39,7 +39,7 @@ class GraniteFamily(ModelFamily):
             mlp_bias=flag(config, "mlp_bias", default=False),
             softmax_scale=number(config, "attention_multiplier", 1.0),
             residual=Residual(scale=number(config, "residual_multiplier", 1.0)),
-            embed_scale=number(config, "embedding_multiplier", 1.0),
+            inputs=InputRule(scale=number(config, "embedding_multiplier", 1.0)),
             logits=LogitRule(scale=1 / number(config, "logits_scaling", 1.0)),
         )
         return build_decoder(self.name, decoder, variant, dtype=dtype, num_shards=num_shards)

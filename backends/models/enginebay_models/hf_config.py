@@ -105,9 +105,15 @@ def _kv_heads(config: Mapping[str, Any], heads: int, silent: int) -> int:
 
 def refuse_unserved_features(config: Mapping[str, Any]) -> None:
     """Raise CheckpointError for features that change the result and are not implemented."""
-    activation = config.get("hidden_act", "silu")
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise bad_field("hidden_act", activation, ", ".join(sorted(ACTIVATIONS)))
+    activation(config, "hidden_act", "silu")
+
+
+def activation(config: Mapping[str, Any], name: str, default: str) -> str:
+    """Read the name of an activation; `default` if the field is absent."""
+    value = config.get(name, default)
+    if not isinstance(value, str) or value not in ACTIVATIONS:
+        raise bad_field(name, value, ", ".join(sorted(ACTIVATIONS)), is_null=name in config)
+    return value
 
 
 def check_heads(

@@ -19,6 +19,7 @@ from enginebay.ops.caps import LAYER
 from enginebay.ops.linear import LINEAR
 from enginebay.ops.spec import AttnBatch, AttnSpec
 from enginebay_models import tensors
+from enginebay_models.alibi import SLOPES, slopes_of
 from enginebay_models.blocks import Decoder, DecoderLayer, LayerNorm, PlainMlp, parameter
 from enginebay_models.decoder import NnxModel
 from enginebay_models.fields import bad_field, flag, number, positive, with_own_names
@@ -86,23 +87,10 @@ class MptAttention(nnx.Module):
         q, k, v = (qkv[:, :, part] for part in range(3))
         inputs: NamedInputs = {
             LAYER: self.layer,
-            "slopes": jnp.asarray(slopes_of(spec.num_q_heads)),
+            SLOPES: jnp.asarray(slopes_of(spec.num_q_heads)),
         }
         mixed, cache, _ = ops[ATTENTION](q, k, v, cache, batch, spec=spec, inputs=inputs)
         return ops[LINEAR](mixed[:, :, None], self.out.get_value()), cache
-
-
-def slopes_of(num_heads: int) -> np.ndarray:
-    """Return the slopes of ALiBi, f32 [num_heads].
-
-    For a power of two they are 2 ** (-8 * i / num_heads), with i from 1. Another number of heads
-    takes slopes of the next power of two, first every second one.
-    """
-    count = 1 << (num_heads - 1).bit_length()
-    slopes = 2.0 ** (-_MAX_BIAS * np.arange(1, count + 1) / count)
-    if count != num_heads:
-        slopes = np.concatenate([slopes[1::2], slopes[::2]])[:num_heads]
-    return slopes.astype(np.float32)
 
 
 def _fused(name: str, shape: tuple[int, int, int, int]) -> TensorSource:
@@ -210,7 +198,7 @@ def _read_attention(config: Mapping[str, Any], hidden: int, heads: int, dtype: s
         heads,
         hidden // heads,
         scale=scale,
-        inputs=("slopes",),
+        inputs=(SLOPES,),
         q_dtype=dtype,
         kv_dtype=dtype,
     )
