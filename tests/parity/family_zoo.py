@@ -232,6 +232,22 @@ ZOOS: dict[str, Zoo] = {
         },
         _rope(),
     ),
+    "opt": Zoo(
+        {"opt": "OPTForCausalLM"},
+        {
+            "hidden_size": (32, 48, 64),
+            "ffn_dim": (40, 96),
+            "num_hidden_layers": (1, 2, 4),
+            "num_attention_heads": (4, 8),
+            "max_position_embeddings": (CONTEXT,),
+            "tie_word_embeddings": _BOOL,
+            "activation_function": _ACTIVATIONS,
+            "do_layer_norm_before": _BOOL,
+            "_remove_final_layer_norm": _BOOL,
+            "word_embed_proj_dim": (None, 24, 64),
+            "enable_bias": _BOOL,
+        },
+    ),
     "phi3": Zoo({"phi3": "Phi3ForCausalLM"}, _RMS | {"sliding_window": (None, 5, 16)}, _phi3_rope),
     "qwen2_moe": Zoo(
         {"qwen2_moe": "Qwen2MoeForCausalLM"},

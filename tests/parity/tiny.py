@@ -221,6 +221,10 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         {"sliding_window": 16, "layer_types": _KINDS, "rope_scaling": _YARN},
     ),
     "olmoe": ("OlmoeForCausalLM", {"num_experts": 8, "num_experts_per_tok": 2}),
+    "opt": (
+        "OPTForCausalLM",
+        {"ffn_dim": 96, "do_layer_norm_before": False, "word_embed_proj_dim": 40},
+    ),
     "phi3": (
         "Phi3ForCausalLM",
         {

@@ -88,6 +88,9 @@ def test_gate_and_up_of_one_tensor_are_split_as_devices_split_them() -> None:
         ),
         ("granite", {"logits_scaling": 0}, "logits_scaling = 0"),
         ("olmo3", {"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters = "),
+        ("opt", {"activation_function": "tanh"}, "activation_function = 'tanh'. Allowed: gelu"),
+        ("opt", {"layer_norm_elementwise_affine": False}, "elementwise_affine = False. Allowed"),
+        ("opt", {"word_embed_proj_dim": 0}, "word_embed_proj_dim = 0. Allowed: a positive"),
         (
             "phi3",
             {"rope_scaling": {"type": "llama3"}},
@@ -150,6 +153,7 @@ LINEAR_LAYERS = {
     "glm4": (*QKV, "gate_up_proj", "down_proj"),
     "gpt_neox": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
     "nemotron": (*QKV, "up_proj", "down_proj"),
+    "opt": ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"),
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
     "starcoder2": (*QKV, "c_fc", "c_proj"),
 }
@@ -169,3 +173,26 @@ def test_a_head_of_another_name_has_adapters_as_a_linear_layer() -> None:
         "embed": AdaptedEmbedding,
         "lm_head": AdaptedLayer,
     }
+
+
+def test_the_table_of_positions_of_opt_has_two_rows_more_than_its_context() -> None:
+    model = build("opt")
+    assert model.info.max_model_len == CONFIG["max_position_embeddings"]
+    assert model.weight_specs()["positions"].shape == (model.info.max_model_len + 2, 32)
+
+
+def test_norms_of_opt_follow_what_was_added_or_come_before_it() -> None:
+    names = {
+        before: {
+            path: source.names[0].removeprefix("model.decoder.")
+            for path, source in build("opt", do_layer_norm_before=before).tensor_sources().items()
+            if path.endswith("scale")
+        }
+        for before in (True, False)
+    }
+    assert names[True]["layers.0.attention_norm.scale"] == "layers.0.self_attn_layer_norm.weight"
+    assert names[True]["norm.scale"] == "final_layer_norm.weight"
+    assert "layers.0.attention_norm.norm.scale" not in names[False]
+    assert names[False]["layers.0.mlp_norm.norm.scale"] == "layers.0.self_attn_layer_norm.weight"
+    assert names[False]["layers.1.attention_norm.norm.scale"] == "layers.0.final_layer_norm.weight"
+    assert names[False]["norm.scale"] == "layers.3.final_layer_norm.weight"

@@ -30,6 +30,7 @@ PUBLISHED = {
     "CohereLabs/c4ai-command-r7b-12-2024": ("Cohere2ForCausalLM", "cohere2"),
     "deepseek-ai/DeepSeek-V2-Lite": ("DeepseekV2ForCausalLM", "deepseek_v2"),
     "EleutherAI/pythia-160m": ("GPTNeoXForCausalLM", "gpt_neox"),
+    "facebook/opt-125m": ("OPTForCausalLM", "opt"),
     "google/gemma-2b": ("GemmaForCausalLM", "gemma"),
     "google/gemma-2-2b-it": ("Gemma2ForCausalLM", "gemma2"),
     "google/gemma-3-1b-it": ("Gemma3ForCausalLM", "gemma3_text"),

@@ -25,6 +25,7 @@ _FAMILIES = {
     "olmo2": ("Olmo2ForCausalLM",),
     "olmo3": ("Olmo3ForCausalLM",),
     "olmoe": ("OlmoeForCausalLM",),
+    "opt": ("OPTForCausalLM",),
     "phi3": ("Phi3ForCausalLM",),
     "qwen2": ("Qwen2ForCausalLM",),
     "qwen2_moe": ("Qwen2MoeForCausalLM",),

@@ -1,0 +1,85 @@
+"""Every field of transformers' configurations of a family: it changes the model, is refused by
+name, or changes nothing in transformers either.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from typing import Any
+
+import pytest
+import transformers
+
+from enginebay.errors import CheckpointError
+from tests.parity import tiny
+
+NEUTRAL = """
+    attention_dropout attn_pdrop dropout embd_pdrop hidden_dropout layerdrop resid_pdrop
+    init_std initializer_range output_router_logits pretraining_tp router_aux_loss_coef use_cache
+    bos_token_id eod_token_id eos_token_id pad_token_id
+"""
+"""Fields of training, of what transformers returns, and of generation, which the core reads."""
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "opt": ("OPTConfig", {"word_embed_proj_dim": 24}),
+}
+"""Of each family, transformers' configuration, and another value of fields whose type has none."""
+
+NEEDED: dict[tuple[str, str], dict[str, Any]] = {
+    ("opt", "_remove_final_layer_norm"): {"do_layer_norm_before": True},
+}
+"""Other fields without which a field is not read."""
+
+SHARED = {field.name for field in dataclasses.fields(transformers.PreTrainedConfig)}
+
+
+def fields_of(family: str) -> dict[str, Any]:
+    """The fields of transformers' configuration of a family, with their defaults."""
+    own = getattr(transformers, FAMILIES[family][0])
+    return {one.name: one.default for one in dataclasses.fields(own) if one.name not in SHARED}
+
+
+CASES = [(family, name) for family in FAMILIES for name in fields_of(family)]
+
+
+def outcome(family: str, config: dict[str, Any]) -> Any:
+    """What is computed, of which tensors; or why not."""
+    try:
+        model = importlib.import_module(f"enginebay_models.{family}").family.build(
+            config, dtype="float32"
+        )
+    except CheckpointError as error:
+        return str(error)
+    sources = {path: (one.names, one.shapes) for path, one in model.tensor_sources().items()}
+    return model.info, sources, model.weight_specs()
+
+
+def another(value: Any) -> Any:
+    """Another value of the same type."""
+    if isinstance(value, bool):
+        return not value
+    return "relu2" if isinstance(value, str) else 2 * value
+
+
+@pytest.mark.parametrize(("family", "name"), CASES)
+def test_a_field_is_honoured_neutral_or_refused_by_name(family: str, name: str) -> None:
+    config = tiny.CONFIGS[f"{family}-one"] | NEEDED.get((family, name), {})
+    value = config.get(name)
+    value = fields_of(family)[name] if value is None else value
+    others = FAMILIES[family][1]
+    changed = outcome(family, config | {name: others[name] if name in others else another(value)})
+    if name in NEUTRAL.split():
+        assert changed == outcome(family, config)
+    elif isinstance(changed, str):
+        assert f"has {name} = " in changed
+    else:
+        assert changed != outcome(family, config)
+
+
+@pytest.mark.parametrize(("family", "name"), CASES)
+def test_an_absent_field_has_the_default_of_transformers(family: str, name: str) -> None:
+    config = {key: one for key, one in tiny.CONFIGS[f"{family}-one"].items() if key != name}
+    absent = outcome(family, config)
+    if not isinstance(absent, str) or f"has no {name}" not in absent:
+        assert absent == outcome(family, config | {name: fields_of(family)[name]})
