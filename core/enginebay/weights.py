@@ -28,11 +28,13 @@ class WeightSpec:
 
     `num_inputs`: the number of last dimensions that the ops linear and embedding treat as inputs; a
     weight with it may be quantised. None: another op reads the weight, which is never quantised.
+    `dtype`: that of a plain array of the weight; None: that of all weights.
     """
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     num_inputs: int | None = None
+    dtype: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,9 +119,10 @@ class Quantization(ABC):
 class WeightFormat:
     """How an engine stores its weights.
 
-    dtype: of plain arrays. quantized: the StoredArrays of each quantised weight, by path. name: the
-    quantisation that they are stored by, "none" without one. quantization: quantises them while a
-    checkpoint is loaded; None: the checkpoint itself stores them so.
+    dtype: of plain arrays whose WeightSpec has none. quantized: the StoredArrays of each quantised
+    weight, by path. name: the quantisation that they are stored by, "none" without one.
+    quantization: quantises them while a checkpoint is loaded; None: the checkpoint itself stores
+    them so.
     """
 
     dtype: str
@@ -132,7 +135,7 @@ class WeightFormat:
 
     def stored(self, path: str, spec: WeightSpec) -> StoredArray | QuantizedArray:
         """Return how a weight is stored: one StoredArray, or a QuantizedArray of StoredArrays."""
-        return self.quantized.get(path) or StoredArray(spec, self.dtype)
+        return self.quantized.get(path) or StoredArray(spec, spec.dtype or self.dtype)
 
     @property
     def needs(self) -> Mapping[str, frozenset[str]]:

@@ -75,7 +75,8 @@ def random_weights(
         ]
         value = source.build(tensors, (slice(None),) * len(spec.shape))
         weights[path] = jax.device_put(
-            np.ascontiguousarray(value).astype(jnp.dtype(dtype)), placement.weight(path, spec)
+            np.ascontiguousarray(value).astype(jnp.dtype(spec.dtype or dtype)),
+            placement.weight(path, spec),
         )
     return weights
 

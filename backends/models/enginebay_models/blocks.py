@@ -61,12 +61,13 @@ def parameter(
     shape: tuple[int, ...],
     source: TensorSource,
     num_inputs: int | None = None,
+    dtype: str | None = None,
 ) -> nnx.Param:
     """Return a placeholder of a weight, with its checkpoint tensors and its WeightSpec.
 
     The dtype of the placeholder has no meaning: weights have the dtype in which they are loaded.
     """
-    spec = WeightSpec(shape, axes, num_inputs)
+    spec = WeightSpec(shape, axes, num_inputs, dtype)
     return nnx.Param(jax.ShapeDtypeStruct(shape, jnp.float32), spec=spec, source=source)
 
 

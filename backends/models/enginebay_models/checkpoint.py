@@ -291,8 +291,9 @@ def check_tensors(model: Model, stored: Tensors) -> None:
     if HEAD in stored and HEAD not in wanted and embedding:
         check_tied(stored[HEAD], stored[embedding[0]])
     # A head that is stored although it is tied. An untied head is used, so it is never left over.
-    ignored = {HEAD}
-    if extra := {n for n in stored.keys() - wanted.keys() - ignored if not _IGNORED.search(n)}:
+    rest = stored.keys() - wanted.keys() - {HEAD}
+    unused = model.unused_tensors
+    if extra := {n for n in rest if not (_IGNORED.search(n) or n.startswith(unused))}:
         given = (
             f"the checkpoint has {_listing(extra)}, "
             f"which a {model.info.family} of this config.json does not have"

@@ -81,7 +81,8 @@ class Variant:
     and MLP, and `in_norms` those before; of a parallel layer, `mlp_norm` is one of the MLP alone.
     With `stream_norms` both follow what was added (StreamNorm). `final_norm`: there is a norm
     before the head. `mlp` makes the MLP of a layer; it has the signature of `Mlp`, and gets
-    `mlp_config` if that is given. `names` replaces parts of the names of tensors, in order.
+    `mlp_config` if that is given. `names` replaces parts of the names of tensors, in order;
+    `unused` is Model.unused_tensors.
     """
 
     windows: tuple[int | None, ...]
@@ -111,6 +112,7 @@ class Variant:
     mlp_config: Any = None
     mixer: Mixer | None = None
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    unused: tuple[str, ...] = ()
 
 
 def build_decoder(
@@ -165,7 +167,7 @@ def build_decoder(
         constants=repr((config.rope, config.activation, config.norm_eps, variant)),
         states=() if variant.mixer is None else (variant.mixer.group,),
     )
-    return NnxModel(info, module, variant.names)
+    return NnxModel(info, module, variant.names, variant.unused)
 
 
 def _attention(
@@ -285,10 +287,17 @@ class NnxModel(Model):
     """
 
     def __init__(
-        self, info: ModelInfo, module: Decoder, names: Mapping[str, str] | None = None
+        self,
+        info: ModelInfo,
+        module: Decoder,
+        names: Mapping[str, str] | None = None,
+        unused: tuple[str, ...] = (),
     ) -> None:
-        """Split the module; `names` replaces parts of the names of checkpoint tensors."""
+        """Split the module; `names` replaces parts of the names of checkpoint tensors, of which the
+        model does not use those that begin with one of `unused`.
+        """
         self.info = info
+        self.unused_tensors = unused
         variables = nnx.to_flat_state(nnx.state(module))
         self._specs: dict[str, WeightSpec] = {}
         self._sources: dict[str, TensorSource] = {}

@@ -14,7 +14,7 @@ from enginebay_models.blocks import Decoder, DecoderLayer, Mlp, RmsNorm
 from enginebay_models.decoder import NnxModel
 from enginebay_models.experts import Experts, ExpertsConfig, SharedExperts
 from enginebay_models.fields import bad_field, flag, number, positive
-from enginebay_models.hf_config import DecoderConfig, read_decoder
+from enginebay_models.hf_config import MAX_LAYERS, DecoderConfig, read_decoder
 from enginebay_models.latent import LatentAttention, LatentConfig
 
 LATENT = "latent"
@@ -43,47 +43,68 @@ class DeepseekV2Family(ModelFamily):
         num_shards: int = 1,
         max_model_len: int | None = None,
     ) -> Model:
-        # Rotary positions apply to the rotary features of a head only.
-        rope_dim = positive(config, "qk_rope_head_dim", _ROPE_DIM)
-        one_head = {**config, "head_dim": rope_dim, "num_key_value_heads": None}
-        decoder = read_decoder(one_head, max_model_len=max_model_len)
-        attention = _read_latent(config, decoder, dtype)
-        if decoder.num_q_heads % num_shards:
-            given = f"{num_shards} shards for {decoder.num_q_heads} query heads"
-            allowed = f"a divisor of {decoder.num_q_heads}"
-            raise ConfigError(
-                explain(given, allowed, "Change the mesh, or map kv_heads to another axis.")
-            )
-        experts = _read_experts(config, decoder.num_layers)
-        shared = positive(config, "n_shared_experts", _SHARED)
-        bias = flag(config, "mlp_bias", default=False)
-
-        def mlp(index: int, name: str) -> Mlp | SharedExperts:
-            def plain(name: str, width: int) -> Mlp:
-                hidden = decoder.hidden_size
-                return Mlp(name, hidden, width, bias=bias, activation=decoder.activation)
-
-            if index in experts.plain_layers:
-                return plain(name, decoder.intermediate_size)
-            both = plain(f"{name}.shared_experts", shared * experts.width)
-            return SharedExperts(Experts(name, decoder, experts), both)
-
-        def layer(index: int) -> DecoderLayer:
-            name = f"model.layers.{index}"
-            before, between = (
-                RmsNorm(f"{name}.{one}_layernorm", decoder.hidden_size, decoder.norm_eps)
-                for one in ("input", "post_attention")
-            )
-            latent = LatentAttention(f"{name}.self_attn", attention, index)
-            return DecoderLayer(latent, mlp(index, f"{name}.mlp"), before, between)
-
-        module = Decoder(
-            [layer(i) for i in range(decoder.num_layers)],
-            RmsNorm("model.norm", decoder.hidden_size, decoder.norm_eps),
-            (decoder.vocab_size, decoder.hidden_size),
-            tied=decoder.tied,
+        num_layers = positive(config, "num_hidden_layers", most=MAX_LAYERS)
+        experts = _read_experts(config, num_layers)
+        return build_latent(
+            self.name, config, experts, dtype=dtype, num_shards=num_shards, max_len=max_model_len
         )
-        return NnxModel(_info(self.name, decoder, attention, experts), module)
+
+
+def build_latent(
+    family: str,
+    config: Mapping[str, Any],
+    experts: ExpertsConfig,
+    *,
+    dtype: str,
+    num_shards: int,
+    max_len: int | None,
+    num_shared: int = _SHARED,
+    is_interleaved: bool = True,
+    unused: tuple[str, ...] = (),
+) -> Model:
+    """Return a model with latent attention. `num_shared`: the default number of shared experts;
+    `is_interleaved`: the features of a rotary pair lie beside each other in checkpoints.
+    """
+    # Rotary positions apply to the rotary features of a head only.
+    rope_dim = positive(config, "qk_rope_head_dim", _ROPE_DIM)
+    one_head = {**config, "head_dim": rope_dim, "num_key_value_heads": None}
+    decoder = read_decoder(one_head, max_model_len=max_len)
+    attention = _read_latent(config, decoder, dtype, is_interleaved=is_interleaved)
+    if decoder.num_q_heads % num_shards:
+        given = f"{num_shards} shards for {decoder.num_q_heads} query heads"
+        allowed = f"a divisor of {decoder.num_q_heads}"
+        raise ConfigError(
+            explain(given, allowed, "Change the mesh, or map kv_heads to another axis.")
+        )
+    shared = positive(config, "n_shared_experts", num_shared)
+    bias = flag(config, "mlp_bias", default=False)
+
+    def mlp(index: int, name: str) -> Mlp | SharedExperts:
+        def plain(name: str, width: int) -> Mlp:
+            hidden = decoder.hidden_size
+            return Mlp(name, hidden, width, bias=bias, activation=decoder.activation)
+
+        if index in experts.plain_layers:
+            return plain(name, decoder.intermediate_size)
+        both = plain(f"{name}.shared_experts", shared * experts.width)
+        return SharedExperts(Experts(name, decoder, experts), both)
+
+    def layer(index: int) -> DecoderLayer:
+        name = f"model.layers.{index}"
+        before, between = (
+            RmsNorm(f"{name}.{one}_layernorm", decoder.hidden_size, decoder.norm_eps)
+            for one in ("input", "post_attention")
+        )
+        latent = LatentAttention(f"{name}.self_attn", attention, index)
+        return DecoderLayer(latent, mlp(index, f"{name}.mlp"), before, between)
+
+    module = Decoder(
+        [layer(i) for i in range(decoder.num_layers)],
+        RmsNorm("model.norm", decoder.hidden_size, decoder.norm_eps),
+        (decoder.vocab_size, decoder.hidden_size),
+        tied=decoder.tied,
+    )
+    return NnxModel(_info(family, decoder, attention, experts), module, unused=unused)
 
 
 def _info(
@@ -102,7 +123,9 @@ def _info(
     )
 
 
-def _read_latent(config: Mapping[str, Any], decoder: DecoderConfig, dtype: str) -> LatentConfig:
+def _read_latent(
+    config: Mapping[str, Any], decoder: DecoderConfig, dtype: str, *, is_interleaved: bool
+) -> LatentConfig:
     rank = positive(config, "kv_lora_rank", _RANK)
     plain_dim = positive(config, "qk_nope_head_dim", _PLAIN_DIM)
     has_q_rank = config.get("q_lora_rank", _Q_RANK) is not None
@@ -124,6 +147,7 @@ def _read_latent(config: Mapping[str, Any], decoder: DecoderConfig, dtype: str) 
         out_dim=positive(config, "v_head_dim", _OUT_DIM),
         q_rank=positive(config, "q_lora_rank", _Q_RANK) if has_q_rank else None,
         has_bias=flag(config, "attention_bias", default=False),
+        is_interleaved=is_interleaved,
         cache_group=LATENT,
     )
 

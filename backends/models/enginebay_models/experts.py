@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +18,8 @@ from enginebay.ops.grouped_linear import GROUPED_LINEAR
 from enginebay.ops.linear import LINEAR
 from enginebay_models import tensors
 from enginebay_models.activations import ACTIVATIONS
-from enginebay_models.blocks import Mlp, parameter
-from enginebay_models.fields import bad_field, flag, positive
+from enginebay_models.blocks import Mlp, parameter, value_of
+from enginebay_models.fields import bad_field, flag, number, positive, refuse_others
 from enginebay_models.hf_config import DecoderConfig
 from enginebay_models.tensors import Index
 
@@ -29,8 +30,12 @@ class ExpertsConfig:
 
     The fields are: the number of experts, how many each token is sent to, the width of each,
     whether the weights of the chosen ones are normalised to sum 1, and the layers that have a plain
-    MLP. The experts are in `num_groups` equal groups; only those of the `num_chosen_groups` groups
-    with the best scores are chosen. `scale` multiplies the weights of the chosen experts.
+    MLP. The weights of experts are the softmax or the sigmoid of their scores, as `scoring` says.
+    With `correction`, the shape of its tensor, experts are chosen by their weights plus learned
+    ones, in float32, as is then the router. The experts are in `num_groups` equal groups; only
+    those of the `num_chosen_groups` groups that are best by their `best_of_group` best experts are
+    chosen. `scale` multiplies the weights of the chosen experts, whose sum counts as `least_sum`
+    where it is less. `is_fused`: gates and ups of all experts are one tensor, and downs another.
     """
 
     num_experts: int
@@ -41,18 +46,32 @@ class ExpertsConfig:
     num_groups: int = 1
     num_chosen_groups: int = 1
     scale: float = 1.0
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    correction: tuple[int, ...] | None = None
+    best_of_group: int = 1
+    least_sum: float = 0.0
+    is_fused: bool = False
 
-    def route(self, scores: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return (weights, ids int32), both [T, chosen], for scores f32 [T, experts]."""
-        shares = jax.nn.softmax(scores, axis=-1)
+    def route(
+        self, scores: jax.Array, correction: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Return (weights, ids int32), both [T, chosen], for scores f32 [T, experts], and for a
+        correction f32 [experts].
+        """
+        shares = jax.nn.softmax(scores) if self.scoring == "softmax" else jax.nn.sigmoid(scores)
+        choice = shares if correction is None else shares + correction
         if self.num_chosen_groups < self.num_groups:
-            groups = shares.reshape(-1, self.num_groups, self.num_experts // self.num_groups)
-            best = jax.lax.top_k(groups.max(axis=-1), self.num_chosen_groups)[1]
+            groups = choice.reshape(-1, self.num_groups, self.num_experts // self.num_groups)
+            of_groups = jax.lax.top_k(groups, self.best_of_group)[0].sum(axis=-1)
+            best = jax.lax.top_k(of_groups, self.num_chosen_groups)[1]
             is_best = (best[:, :, None] == jnp.arange(self.num_groups)).any(axis=1)
-            shares = jnp.where(is_best[:, :, None], groups, 0).reshape(shares.shape)
-        weights, ids = jax.lax.top_k(shares, self.num_chosen)
+            choice = jnp.where(is_best[:, :, None], groups, -jnp.inf).reshape(shares.shape)
+        weights, ids = jax.lax.top_k(choice, self.num_chosen)
+        if correction is not None:
+            weights = jnp.take_along_axis(shares, ids, axis=-1)
         if self.is_normed:
-            weights = weights / weights.sum(axis=-1, keepdims=True)
+            total = weights.sum(axis=-1, keepdims=True)
+            weights = weights / jnp.maximum(total, self.least_sum)
         return weights * self.scale, ids
 
 
@@ -86,34 +105,89 @@ def read_experts(
     )
 
 
+def read_sigmoid_experts(
+    config: Mapping[str, Any],
+    num_layers: int,
+    *,
+    count: int,
+    width: int,
+    groups: tuple[int, int],
+    first: int,
+    scale: float,
+) -> ExpertsConfig:
+    """Read the fields of experts that are chosen by sigmoids and a correction, as DeepSeek-V3 has
+    them; CheckpointError names a wrong one. The arguments are the family's defaults; `groups`: how
+    many, and how many of them are chosen; `first`: the first layer with experts.
+    """
+    refuse_others(
+        config, {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_layer_freq": 1}
+    )
+    count = positive(config, "n_routed_experts", count)
+    found = config.get("first_k_dense_replace", first)
+    if type(found) is not int or found < 0:
+        raise bad_field("first_k_dense_replace", found, "a whole number of layers")
+    num_groups = positive(config, "n_group", groups[0], most=count)
+    chosen_groups = positive(config, "topk_group", groups[1], most=num_groups)
+    if count % num_groups or count == num_groups:
+        allowed = f"a divisor of n_routed_experts = {count} that leaves two experts or more"
+        raise bad_field("n_group", num_groups, allowed)
+    return ExpertsConfig(
+        count,
+        positive(config, "num_experts_per_tok", 8, most=count // num_groups * chosen_groups),
+        positive(config, "moe_intermediate_size", width),
+        flag(config, "norm_topk_prob", default=True),
+        frozenset(range(min(found, num_layers))),
+        num_groups=num_groups,
+        num_chosen_groups=chosen_groups,
+        scale=number(config, "routed_scaling_factor", scale),
+        scoring="sigmoid",
+        correction=(count,),
+        best_of_group=2,
+        least_sum=1e-20,
+    )
+
+
 class Experts(nnx.Module):
     """Gated MLPs. The output of a token is the weighted sum of its chosen experts' outputs.
 
-    The weights are the softmax of the router. `name` is the prefix of the tensors, such as
-    "model.layers.0.mlp".
+    `name` is the prefix of the tensors, such as "model.layers.0.mlp".
     """
 
     def __init__(self, name: str, config: DecoderConfig, experts: ExpertsConfig) -> None:
         hidden, count, width = config.hidden_size, experts.num_experts, experts.width
-        router = (count, hidden)
-        self.router = parameter((None, None), router, tensors.whole(f"{name}.gate.weight", router))
+        router, exact = (count, hidden), None if experts.correction is None else "float32"
+        source = tensors.whole(f"{name}.gate.weight", router)
+        self.router = parameter((None, None), router, source, dtype=exact)
+        self.correction = (
+            None
+            if experts.correction is None
+            else _correction(f"{name}.gate.e_score_correction_bias", experts.correction)
+        )
         wide, tall = (count, width, hidden), (count, hidden, width)
-        self.gate = _stacked(f"{name}.experts", "gate_proj", wide)
-        self.up = _stacked(f"{name}.experts", "up_proj", wide)
-        self.down = _stacked(f"{name}.experts", "down_proj", tall)
+        stacked, prefix = _stacked, f"{name}.experts"
+        if experts.is_fused:
+            stacked, wide = _whole, (count, 2 * width, hidden)
+        first = "gate_up_proj" if experts.is_fused else "gate_proj"
+        self.gate = stacked(prefix, first, wide)
+        self.up = None if experts.is_fused else stacked(prefix, "up_proj", wide)
+        self.down = stacked(prefix, "down_proj", tall)
         self.activation = config.activation
         self.experts = experts
 
     def __call__(self, x: jax.Array, ops: Ops) -> jax.Array:
         """Return [T, hidden] for x [T, hidden]."""
         chosen = self.experts.num_chosen
-        scores = ops[LINEAR](x, self.router.get_value(), out_dtype=jnp.float32)
-        shares, ids = self.experts.route(scores)
+        read = x if self.correction is None else x.astype(jnp.float32)
+        scores = ops[LINEAR](read, self.router.get_value(), out_dtype=jnp.float32)
+        shares, ids = self.experts.route(scores, value_of(self.correction))
         order = jnp.argsort(ids.reshape(-1))
         sizes = jnp.bincount(ids.reshape(-1), length=self.experts.num_experts).astype(jnp.int32)
         rows = x[order // chosen]
         gate = ops[GROUPED_LINEAR](rows, self.gate.get_value(), sizes)
-        up = ops[GROUPED_LINEAR](rows, self.up.get_value(), sizes)
+        if self.up is None:
+            gate, up = jnp.split(gate, 2, axis=-1)
+        else:
+            up = ops[GROUPED_LINEAR](rows, self.up.get_value(), sizes)
         opened = ACTIVATIONS[self.activation](gate.astype(jnp.float32)).astype(x.dtype) * up
         parts = ops[GROUPED_LINEAR](opened, self.down.get_value(), sizes, out_dtype=jnp.float32)
         by_token = parts[jnp.argsort(order)].reshape(x.shape[0], chosen, -1)
@@ -159,6 +233,23 @@ def experts_or_mlp(
         return add_shared(name, Experts(name, decoder, experts))
 
     return make
+
+
+def _correction(name: str, shape: tuple[int, ...]) -> nnx.Param:
+    """Return a placeholder f32 [experts] of a tensor of this shape, which has as many numbers."""
+
+    def build(readers: Sequence[np.ndarray], index: Index) -> np.ndarray:
+        return readers[0][:].reshape(-1)[index]
+
+    return parameter(
+        (None,), (math.prod(shape),), TensorSource((name,), (shape,), build), dtype="float32"
+    )
+
+
+def _whole(prefix: str, kind: str, shape: tuple[int, int, int]) -> nnx.Param:
+    """Return a placeholder of a weight [experts, outputs, inputs] that is one tensor."""
+    source = tensors.whole(f"{prefix}.{kind}.weight", shape)
+    return parameter(("expert", None, None), shape, source, 1)
 
 
 def _stacked(prefix: str, kind: str, shape: tuple[int, int, int]) -> nnx.Param:

@@ -181,6 +181,17 @@ def layer_windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | Non
     return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
+def later_layers(config: Mapping[str, Any], num_layers: int) -> tuple[str, ...]:
+    """Return Model.unused_tensors of a family whose checkpoints have num_nextn_predict_layers more
+    layers, 1 if the field is absent, which predict later tokens (MTP).
+    """
+    name = "num_nextn_predict_layers"
+    last = num_layers
+    if config.get(name) != 0:
+        last += positive(config, name, 1, most=MAX_LAYERS)
+    return tuple(f"model.layers.{layer}." for layer in range(num_layers, last))
+
+
 def check_layer_types(
     config: Mapping[str, Any], num_layers: int, allowed: tuple[str, ...]
 ) -> list[str]:

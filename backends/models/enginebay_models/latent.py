@@ -34,7 +34,8 @@ class LatentConfig:
     A key is the compressed vector, followed by rotary features: `spec.head_dim` is the width of
     both, `spec.v_head_dim` that of the vector. The query of a head has `plain_dim` features without
     positions and `rope.rotary_dim` with positions; its output has `out_dim` features. `q_rank` is
-    the width of compressed queries, or None.
+    the width of compressed queries, or None. `is_interleaved`: in checkpoints, the rotary features
+    are pairs (2 i, 2 i + 1).
     """
 
     hidden_size: int
@@ -44,6 +45,7 @@ class LatentConfig:
     out_dim: int
     q_rank: int | None
     has_bias: bool
+    is_interleaved: bool
     cache_group: str
 
     @property
@@ -58,15 +60,15 @@ class LatentAttention(nnx.Module):
     Queries are projected into the space of the compressed vectors, and the weighted sum of vectors
     is projected back. Keys and values of heads are never computed, in decodes and in prompts.
 
-    Here the rotary features are pairs (i, i + half); in checkpoints they are pairs (2 i, 2 i + 1).
-    Loading reorders queries and keys alike, so scores are the same.
+    Here the rotary features are pairs (i, i + half). Where they are others in checkpoints, loading
+    reorders queries and keys alike, so scores are the same.
     """
 
     def __init__(self, name: str, config: LatentConfig, layer: int) -> None:
         self.layer = layer
         spec, hidden, turning = config.spec, config.hidden_size, config.rope.rotary_dim
         heads, rank = spec.num_q_heads, spec.v_dim
-        width = config.plain_dim + turning
+        width, pairs = config.plain_dim + turning, turning if config.is_interleaved else 0
         q_in = config.q_rank or hidden
         is_ranked, has_bias = config.q_rank is not None, config.has_bias
         q_down = tensors.whole(f"{name}.q_a_proj.weight", (q_in, hidden))
@@ -77,12 +79,12 @@ class LatentAttention(nnx.Module):
         q_shape, kv_shape = (heads, width, q_in), (1, spec.head_dim, hidden)
         compress = f"{name}.kv_a_proj_with_mqa"
         self.q = parameter(
-            ("kv_heads", None, None), q_shape, _with_pairs(q_name, q_shape, turning), 1
+            ("kv_heads", None, None), q_shape, _with_pairs(q_name, q_shape, pairs), 1
         )
         self.kv_down = parameter(
-            (None, None, None), kv_shape, _with_pairs(f"{compress}.weight", kv_shape, turning), 1
+            (None, None, None), kv_shape, _with_pairs(f"{compress}.weight", kv_shape, pairs), 1
         )
-        bias = _with_pairs(f"{compress}.bias", kv_shape[:2], turning)
+        bias = _with_pairs(f"{compress}.bias", kv_shape[:2], pairs)
         self.kv_down_bias = parameter((None, None), kv_shape[:2], bias) if has_bias else None
         self.kv_norm = RmsNorm(f"{name}.kv_a_layernorm", rank, _EPS)
         kv_up = (heads, config.plain_dim + config.out_dim, rank)

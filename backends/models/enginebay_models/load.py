@@ -71,8 +71,8 @@ def load_weights(
     def load_one(path: str) -> Weight:
         spec = specs[path]
         tensors = [stored[name] for name in sources[path].names]
-        part = _Part(sources[path], tensors, jnp.dtype(dtype), verify=verify)
         arrays = form.stored(path, spec)
+        part = _Part(sources[path], tensors, jnp.dtype(spec.dtype or dtype), verify=verify)
         if not isinstance(arrays, QuantizedArray):
             return _to_devices(part, spec.shape, place(path, spec))
         made: QuantizedArray = jax.tree.map(

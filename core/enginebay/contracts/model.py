@@ -135,9 +135,12 @@ class Model(ABC):
     Invariants: `hidden` and `logits` are pure functions of their arguments and can be traced; they
     compute through `ops`; the rows of a batch do not influence one another. The head is a separate
     method, so that a step can sample, pool or score.
+
+    `unused_tensors`: first parts of the names of tensors that its checkpoints may have besides.
     """
 
     info: ModelInfo
+    unused_tensors: tuple[str, ...] = ()
 
     @abstractmethod
     def weight_specs(self) -> dict[str, WeightSpec]:
