@@ -39,6 +39,14 @@ _COMMON: dict[str, tuple[Any, ...]] = {
     "hidden_act": _ACTIVATIONS,
 }
 _RMS = _COMMON | {"rms_norm_eps": _EPS}
+_ROUTED: dict[str, tuple[Any, ...]] = {
+    "n_routed_experts": (8, 16),
+    "n_shared_experts": (1, 2),
+    "moe_intermediate_size": (24, 40),
+    "first_k_dense_replace": (0, 1),
+    "norm_topk_prob": _BOOL,
+    "routed_scaling_factor": (1.0, 2.5),
+}
 _LAYER_NORM = _COMMON | {"layer_norm_eps": _EPS}
 
 
@@ -133,7 +141,46 @@ def _gpt_neox_rope(rng: random.Random) -> dict[str, Any]:
     return rng.choice([{}, older, older | linear, {"rope_parameters": newer}])
 
 
+def _bloom_heads(rng: random.Random) -> dict[str, Any]:
+    heads = rng.choice((2, 4, 6, 12))
+    hidden, name = rng.choice((8, 12)) * heads, rng.choice(("hidden_size", "n_embed"))
+    return {name: hidden, rng.choice(("n_head", "num_attention_heads")): heads}
+
+
+def _falcon_layers(rng: random.Random) -> dict[str, Any]:
+    newer = {"new_decoder_architecture": True, "num_kv_heads": rng.choice((1, 2, 4))}
+    older = {"multi_query": rng.choice(_BOOL), "parallel_attn": rng.choice(_BOOL)}
+    norms = {"num_ln_in_parallel_attn": rng.choice((1, 2))}
+    return rng.choice([{}, older, older, newer, newer | norms])
+
+
+def _groups(rng: random.Random) -> dict[str, Any]:
+    """Groups of experts, of which as many are chosen as the experts of a token need."""
+    groups, best, each = rng.choice(((1, 1, 4), (2, 1, 2), (4, 2, 3), (4, 4, 4), (4, 3, 1)))
+    return {"n_group": groups, "topk_group": best, "num_experts_per_tok": each}
+
+
+def _latent_rope(rng: random.Random) -> dict[str, Any]:
+    """The default of num_key_value_heads is not that of heads, and is always given."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": CONTEXT // 4}
+    mscale = {"mscale": 0.7, "mscale_all_dim": rng.choice((0.5, 1.2))}
+    rules = rng.choice([{}, {"rope_scaling": yarn}, {"rope_scaling": yarn | mscale}])
+    heads = rng.choice((4, 8))
+    return rules | {"num_attention_heads": heads, "num_key_value_heads": heads}
+
+
 ZOOS: dict[str, Zoo] = {
+    "bloom": Zoo(
+        {"bloom": "BloomForCausalLM"},
+        {
+            "n_layer": (1, 2, 4),
+            "layer_norm_epsilon": _EPS,
+            "tie_word_embeddings": _BOOL,
+            "seq_length": (CONTEXT,),
+            "pretraining_tp": (1, 2),
+        },
+        _bloom_heads,
+    ),
     "cohere": Zoo(
         {"cohere": "CohereForCausalLM"},
         _LAYER_NORM | {"attention_bias": _BOOL, "logit_scale": (0.0625, 1.0, 3.0)},

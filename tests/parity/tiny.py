@@ -176,8 +176,19 @@ _GPT2: dict[str, dict[str, Any]] = {
         "scale_attn_weights": False,
     },
 }
+_SIX = {"hidden_size": 72, "num_attention_heads": 6}
+_ROUTED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+}
 _KINDS = ["sliding_attention", "full_attention"]
 _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom": ("BloomForCausalLM", {"n_head": 6, "n_layer": 2, "seq_length": 512} | _SIX),
     "cohere": ("CohereForCausalLM", {"logit_scale": 2.0, "attention_bias": True}),
     "cohere2": (
         "Cohere2ForCausalLM",

@@ -26,6 +26,7 @@ PUBLISHED = {
     "allenai/Olmo-3-1025-7B": ("Olmo3ForCausalLM", "olmo3"),
     "baidu/ERNIE-4.5-0.3B-PT": ("Ernie4_5ForCausalLM", "ernie4_5"),
     "bigcode/starcoder2-3b": ("Starcoder2ForCausalLM", "starcoder2"),
+    "bigscience/bloom-560m": ("BloomForCausalLM", "bloom"),
     "CohereLabs/c4ai-command-r-v01": ("CohereForCausalLM", "cohere"),
     "CohereLabs/c4ai-command-r7b-12-2024": ("Cohere2ForCausalLM", "cohere2"),
     "deepseek-ai/DeepSeek-V2-Lite": ("DeepseekV2ForCausalLM", "deepseek_v2"),

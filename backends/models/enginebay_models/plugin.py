@@ -5,6 +5,7 @@ from __future__ import annotations
 from enginebay.plugins.hooks import Register, hookimpl
 
 _FAMILIES = {
+    "bloom": ("BloomForCausalLM",),
     "cohere": ("CohereForCausalLM",),
     "cohere2": ("Cohere2ForCausalLM",),
     "deepseek_v2": ("DeepseekV2ForCausalLM",),
