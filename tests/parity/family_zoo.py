@@ -202,6 +202,21 @@ ZOOS: dict[str, Zoo] = {
         _RMS | {"use_bias": _BOOL, "head_dim": (8, 16)},
         _rope(),
     ),
+    "falcon": Zoo(
+        {"falcon": "FalconForCausalLM"},
+        {
+            "hidden_size": (32, 64),
+            "ffn_hidden_size": (None, 96),
+            "num_hidden_layers": (1, 2, 4),
+            "num_attention_heads": (4, 8),
+            "max_position_embeddings": (CONTEXT,),
+            "tie_word_embeddings": _BOOL,
+            "activation": _ACTIVATIONS,
+            "layer_norm_epsilon": _EPS,
+            "bias": _BOOL,
+        },
+        _both(_rope(), _falcon_layers),
+    ),
     "gemma": Zoo(
         {"gemma": "GemmaForCausalLM"},
         _RMS | {"head_dim": (8, 16), "attention_bias": _BOOL},

@@ -195,6 +195,7 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         {"logit_scale": 2.0, "sliding_window": 16, "layer_types": _KINDS},
     ),
     "ernie4_5": ("Ernie4_5ForCausalLM", {"use_bias": True, "head_dim": 24}),
+    "falcon": ("FalconForCausalLM", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "gemma": ("GemmaForCausalLM", {"head_dim": 24, "hidden_act": "gelu"}),
     "gemma2": (
         "Gemma2ForCausalLM",

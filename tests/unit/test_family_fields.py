@@ -25,11 +25,13 @@ NEUTRAL = """
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("BloomConfig", {}),
+    "falcon": ("FalconConfig", {"ffn_hidden_size": 40, "num_ln_in_parallel_attn": 1} | ROPE),
     "opt": ("OPTConfig", {"word_embed_proj_dim": 24}),
 }
 """Of each family, transformers' configuration, and another value of fields whose type has none."""
 
 NEEDED: dict[tuple[str, str], dict[str, Any]] = {
+    ("falcon", "multi_query"): {"new_decoder_architecture": False, "num_kv_heads": None},
     ("opt", "_remove_final_layer_norm"): {"do_layer_norm_before": True},
 }
 """Other fields without which a field is not read."""

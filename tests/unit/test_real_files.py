@@ -53,6 +53,7 @@ PUBLISHED = {
     "Qwen/Qwen3-0.6B": ("Qwen3ForCausalLM", "qwen3"),
     "Qwen/Qwen3-30B-A3B": ("Qwen3MoeForCausalLM", "qwen3_moe"),
     "stabilityai/stablelm-2-1_6b": ("StableLmForCausalLM", "stablelm"),
+    "tiiuae/falcon-7b": ("FalconForCausalLM", "falcon"),
     "zai-org/GLM-4-9B-0414": ("Glm4ForCausalLM", "glm4"),
     "zai-org/glm-4-9b-chat-hf": ("GlmForCausalLM", "glm"),
 }
