@@ -247,6 +247,20 @@ ZOOS: dict[str, Zoo] = {
         | {"use_parallel_residual": _BOOL, "attention_bias": _BOOL, "hidden_size": (64,)},
         _gpt_neox_rope,
     ),
+    "gptj": Zoo(
+        {"gptj": "GPTJForCausalLM"},
+        {
+            "n_embd": (64,),
+            "n_head": (4, 8),
+            "n_layer": (1, 2, 4),
+            "n_inner": (None, 96),
+            "n_positions": (CONTEXT,),
+            "rotary_dim": (2, 4, 8),
+            "activation_function": _ACTIVATIONS,
+            "layer_norm_epsilon": _EPS,
+            "tie_word_embeddings": _BOOL,
+        },
+    ),
     "granite": Zoo(
         {"granite": "GraniteForCausalLM"},
         _RMS

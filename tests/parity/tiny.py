@@ -216,6 +216,10 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         "GPTNeoXForCausalLM",
         {"num_key_value_heads": 4, "rotary_pct": 0.5, "rotary_emb_base": 500.0},
     ),
+    "gptj": (
+        "GPTJForCausalLM",
+        {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 512, "rotary_dim": 8},
+    ),
     "granite": (
         "GraniteForCausalLM",
         {

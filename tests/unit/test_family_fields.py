@@ -26,6 +26,7 @@ ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("BloomConfig", {}),
     "falcon": ("FalconConfig", {"ffn_hidden_size": 40, "num_ln_in_parallel_attn": 1} | ROPE),
+    "gptj": ("GPTJConfig", {"n_inner": 40}),
     "opt": ("OPTConfig", {"word_embed_proj_dim": 24}),
 }
 """Of each family, transformers' configuration, and another value of fields whose type has none."""

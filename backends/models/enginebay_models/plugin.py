@@ -17,6 +17,7 @@ _FAMILIES = {
     "glm4": ("Glm4ForCausalLM", "GlmForCausalLM"),
     "gpt2": ("GPT2LMHeadModel",),
     "gpt_neox": ("GPTNeoXForCausalLM",),
+    "gptj": ("GPTJForCausalLM",),
     "granite": ("GraniteForCausalLM",),
     "lfm2": ("Lfm2ForCausalLM",),
     "llama": ("LlamaForCausalLM", "LLaMAForCausalLM"),
