@@ -324,6 +324,11 @@ ZOOS: dict[str, Zoo] = {
             "enable_bias": _BOOL,
         },
     ),
+    "phi": Zoo(
+        {"phi": "PhiForCausalLM"},
+        _LAYER_NORM | {"hidden_size": (64,)},
+        _rope(partial=(0.25, 0.5, 1.0)),
+    ),
     "phi3": Zoo({"phi3": "Phi3ForCausalLM"}, _RMS | {"sliding_window": (None, 5, 16)}, _phi3_rope),
     "qwen2_moe": Zoo(
         {"qwen2_moe": "Qwen2MoeForCausalLM"},

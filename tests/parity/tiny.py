@@ -241,6 +241,7 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         "OPTForCausalLM",
         {"ffn_dim": 96, "do_layer_norm_before": False, "word_embed_proj_dim": 40},
     ),
+    "phi": ("PhiForCausalLM", {"partial_rotary_factor": 0.25}),
     "phi3": (
         "Phi3ForCausalLM",
         {

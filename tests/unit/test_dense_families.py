@@ -74,9 +74,37 @@ def test_gate_and_up_of_one_tensor_are_split_as_devices_split_them() -> None:
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
+        (
+            "bloom",
+            {"apply_residual_connection_post_layernorm": True},
+            "connection_post_layernorm = True. Allowed: false or absent",
+        ),
+        ("bloom", {"slow_but_exact": True}, "slow_but_exact = True. Allowed: false or absent"),
+        ("bloom", {"n_embed": 64}, "hidden_size = 32. Allowed: n_embed, which is 64"),
         ("cohere", {"use_qk_norm": True}, "use_qk_norm = True. Allowed: false, or absent"),
         ("cohere", {"logit_scale": None}, "logit_scale = null"),
         ("cohere2", {"hidden_size": 36}, "hidden_size = 36. Allowed: a multiple of num_attention"),
+        ("falcon", {"alibi": True}, "alibi = True. Allowed: false, or absent"),
+        (
+            "falcon",
+            {"new_decoder_architecture": True, "num_kv_heads": 3},
+            "num_kv_heads = 3. Allowed: a divisor of num_attention_heads = 8",
+        ),
+        (
+            "falcon",
+            {"multi_query": False, "num_kv_heads": 4},
+            "num_kv_heads = 4. Allowed: num_attention_heads = 8, without multi_query",
+        ),
+        (
+            "falcon",
+            {"new_decoder_architecture": True, "parallel_attn": False},
+            "parallel_attn = False. Allowed: true, with new_decoder_architecture",
+        ),
+        (
+            "falcon",
+            {"num_ln_in_parallel_attn": 2},
+            "num_ln_in_parallel_attn = 2. Allowed: 1 or absent, without new_decoder_architecture",
+        ),
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
         ("gemma", {"hidden_activation": "silu"}, "hidden_activation = 'silu'"),
         ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping = 0"),
@@ -86,11 +114,14 @@ def test_gate_and_up_of_one_tensor_are_split_as_devices_split_them() -> None:
             {"rotary_pct": 0.25, "partial_rotary_factor": 0.5},
             "rotary_pct, which is 0.25",
         ),
+        ("gptj", {"rotary_dim": 3}, "rotary_dim = 3. Allowed: an even number of at most 4"),
+        ("gptj", {"rotary_dim": None}, "rotary_dim = null. Allowed: a positive whole number"),
         ("granite", {"logits_scaling": 0}, "logits_scaling = 0"),
         ("olmo3", {"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters = "),
         ("opt", {"activation_function": "tanh"}, "activation_function = 'tanh'. Allowed: gelu"),
         ("opt", {"layer_norm_elementwise_affine": False}, "elementwise_affine = False. Allowed"),
         ("opt", {"word_embed_proj_dim": 0}, "word_embed_proj_dim = 0. Allowed: a positive"),
+        ("phi", {"qk_layernorm": True}, "qk_layernorm = True. Allowed: false, or absent"),
         (
             "phi3",
             {"rope_scaling": {"type": "llama3"}},
@@ -149,10 +180,12 @@ def test_gemma_reads_gelu_as_its_approximation_by_tanh() -> None:
 
 QKV = ("q_proj", "k_proj", "v_proj", "o_proj")
 LINEAR_LAYERS = {
+    "bloom": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
     "cohere": TARGETS,
     "glm4": (*QKV, "gate_up_proj", "down_proj"),
     "gpt_neox": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
     "nemotron": (*QKV, "up_proj", "down_proj"),
+    "gptj": ("q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_out"),
     "opt": ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"),
     "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
     "starcoder2": (*QKV, "c_fc", "c_proj"),
@@ -161,7 +194,7 @@ LINEAR_LAYERS = {
 
 @pytest.mark.parametrize("name", LINEAR_LAYERS)
 def test_every_linear_layer_may_have_adapters_by_its_name_in_the_checkpoint(name: str) -> None:
-    found = adapted_layers(build(name, rotary_pct=0.5), 1, 4, None)
+    found = adapted_layers(build(name, rotary_pct=0.5, rotary_dim=4), 1, 4, None)
     modules = [part.module for layer in found.values() for part in layer.parts]
     assert len(modules) == CONFIG["num_hidden_layers"] * len(LINEAR_LAYERS[name])
     assert {module.rpartition(".")[2] for module in modules} == set(LINEAR_LAYERS[name])
@@ -196,3 +229,40 @@ def test_norms_of_opt_follow_what_was_added_or_come_before_it() -> None:
     assert names[False]["layers.0.mlp_norm.norm.scale"] == "layers.0.self_attn_layer_norm.weight"
     assert names[False]["layers.1.attention_norm.norm.scale"] == "layers.0.final_layer_norm.weight"
     assert names[False]["norm.scale"] == "layers.3.final_layer_norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("fields", "heads"),
+    [
+        ({}, (1, 8)),
+        ({"num_kv_heads": 8}, (1, 8)),
+        ({"multi_query": False}, (8, 1)),
+        ({"new_decoder_architecture": True, "num_kv_heads": 2}, (2, 4)),
+        ({"new_decoder_architecture": True}, (8, 1)),
+    ],
+)
+def test_falcon_has_the_kv_heads_of_its_architecture(
+    fields: dict[str, Any], heads: tuple[int, int]
+) -> None:
+    spec = build("falcon", **fields).info.attention["full"]
+    assert (spec.num_kv_heads, spec.group) == heads
+
+
+@pytest.mark.parametrize(
+    ("fields", "norms"),
+    [
+        ({}, ["input_layernorm"]),
+        ({"parallel_attn": False}, ["input_layernorm", "post_attention_layernorm"]),
+        ({"new_decoder_architecture": True}, ["ln_attn", "ln_mlp"]),
+        (
+            {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1},
+            ["input_layernorm"],
+        ),
+    ],
+)
+def test_a_layer_of_falcon_has_the_norms_of_its_architecture(
+    fields: dict[str, Any], norms: list[str]
+) -> None:
+    names = {one.names[0] for one in build("falcon", **fields).tensor_sources().values()}
+    found = {name.split(".")[3] for name in names if name.startswith("transformer.h.0.")}
+    assert sorted(found - {"self_attention", "mlp"}) == norms

@@ -28,6 +28,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon": ("FalconConfig", {"ffn_hidden_size": 40, "num_ln_in_parallel_attn": 1} | ROPE),
     "gptj": ("GPTJConfig", {"n_inner": 40}),
     "opt": ("OPTConfig", {"word_embed_proj_dim": 24}),
+    "phi": ("PhiConfig", ROPE),
 }
 """Of each family, transformers' configuration, and another value of fields whose type has none."""
 

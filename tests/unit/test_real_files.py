@@ -42,6 +42,7 @@ PUBLISHED = {
     "LiquidAI/LFM2-1.2B": ("Lfm2ForCausalLM", "lfm2"),
     "meta-llama/Llama-3.2-1B": ("LlamaForCausalLM", "llama"),
     "the first Llama conversions": ("LLaMAForCausalLM", "llama"),
+    "microsoft/phi-2": ("PhiForCausalLM", "phi"),
     "microsoft/Phi-3-mini-4k-instruct": ("Phi3ForCausalLM", "phi3"),
     "mistralai/Mistral-7B-v0.1": ("MistralForCausalLM", "mistral"),
     "mistralai/Mixtral-8x7B-v0.1": ("MixtralForCausalLM", "mixtral"),

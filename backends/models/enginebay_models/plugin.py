@@ -29,6 +29,7 @@ _FAMILIES = {
     "olmo3": ("Olmo3ForCausalLM",),
     "olmoe": ("OlmoeForCausalLM",),
     "opt": ("OPTForCausalLM",),
+    "phi": ("PhiForCausalLM",),
     "phi3": ("Phi3ForCausalLM",),
     "qwen2": ("Qwen2ForCausalLM",),
     "qwen2_moe": ("Qwen2MoeForCausalLM",),
