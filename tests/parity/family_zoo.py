@@ -274,6 +274,20 @@ ZOOS: dict[str, Zoo] = {
         },
         _rope(),
     ),
+    "granitemoe": Zoo(
+        {"granitemoe": "GraniteMoeForCausalLM"},
+        _RMS
+        | {
+            "attention_bias": _BOOL,
+            "embedding_multiplier": (1.0, 12.0),
+            "attention_multiplier": (0.1, 0.5),
+            "residual_multiplier": (0.22, 1.0),
+            "logits_scaling": (1.0, 8.0),
+            "num_local_experts": (4, 8),
+            "num_experts_per_tok": (1, 2, 4),
+        },
+        _rope(),
+    ),
     "mixtral": Zoo(
         {"mixtral": "MixtralForCausalLM"},
         _RMS

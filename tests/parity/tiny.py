@@ -229,6 +229,10 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 2.0,
         },
     ),
+    "granitemoe": (
+        "GraniteMoeForCausalLM",
+        {"attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 2.0},
+    ),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 8, "sliding_window": 16}),
     "nemotron": ("NemotronForCausalLM", {"hidden_act": "relu2", "norm_eps": 1e-4}),
     "olmo2": ("Olmo2ForCausalLM", {"rope_theta": 5e5}),

@@ -27,6 +27,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("BloomConfig", {}),
     "falcon": ("FalconConfig", {"ffn_hidden_size": 40, "num_ln_in_parallel_attn": 1} | ROPE),
     "gptj": ("GPTJConfig", {"n_inner": 40}),
+    "granitemoe": ("GraniteMoeConfig", ROPE),
     "opt": ("OPTConfig", {"word_embed_proj_dim": 24}),
     "phi": ("PhiConfig", ROPE),
 }

@@ -38,6 +38,7 @@ PUBLISHED = {
     "google/gemma-3-1b-it": ("Gemma3ForCausalLM", "gemma3_text"),
     "google/gemma-3-4b-it": ("Gemma3ForConditionalGeneration", "gemma3"),
     "HuggingFaceTB/SmolLM3-3B": ("SmolLM3ForCausalLM", "smollm3"),
+    "ibm-granite/granite-3.0-1b-a400m-base": ("GraniteMoeForCausalLM", "granitemoe"),
     "ibm-granite/granite-3.3-2b-instruct": ("GraniteForCausalLM", "granite"),
     "LiquidAI/LFM2-1.2B": ("Lfm2ForCausalLM", "lfm2"),
     "meta-llama/Llama-3.2-1B": ("LlamaForCausalLM", "llama"),

@@ -19,6 +19,7 @@ _FAMILIES = {
     "gpt_neox": ("GPTNeoXForCausalLM",),
     "gptj": ("GPTJForCausalLM",),
     "granite": ("GraniteForCausalLM",),
+    "granitemoe": ("GraniteMoeForCausalLM",),
     "lfm2": ("Lfm2ForCausalLM",),
     "llama": ("LlamaForCausalLM", "LLaMAForCausalLM"),
     "mistral": ("MistralForCausalLM",),

@@ -1,0 +1,65 @@
+"""The Granite MoE family: Granite's decoder with a mixture of experts in place of MLPs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from enginebay.contracts.model import Model, ModelFamily
+from enginebay_models.blocks import InputRule, LogitRule, Residual
+from enginebay_models.decoder import Variant, build_decoder
+from enginebay_models.experts import ExpertsConfig, experts_or_mlp, read_counts
+from enginebay_models.fields import flag, number
+from enginebay_models.hf_config import read_decoder
+
+_DEFAULTS: dict[str, Any] = {"max_position_embeddings": 2048}
+_NAMES = {
+    ".mlp.": ".block_sparse_moe.",
+    ".gate.": ".router.layer.",
+    "experts.gate_up_proj": "input_linear",
+    "experts.down_proj": "output_linear",
+}
+"""(part of a name in other families, part in this checkpoint) pairs."""
+
+
+class GraniteMoeFamily(ModelFamily):
+    """Full attention, with the multipliers of `granite`; MLPs of experts, whose weights are
+    normalised to sum 1. Biases: `attention_bias`.
+    """
+
+    name = "granitemoe"
+    architectures = ("GraniteMoeForCausalLM",)
+
+    def build(
+        self,
+        config: Mapping[str, Any],
+        *,
+        dtype: str,
+        num_shards: int = 1,
+        max_model_len: int | None = None,
+    ) -> Model:
+        decoder = read_decoder(_DEFAULTS | dict(config), max_model_len=max_model_len)
+        experts = ExpertsConfig(
+            *read_counts(config, count=8, chosen=2),
+            decoder.intermediate_size,
+            is_normed=True,
+            plain_layers=frozenset(),
+            is_fused=True,
+        )
+        bias = flag(config, "attention_bias", default=False)
+        variant = Variant(
+            windows=(None,) * decoder.num_layers,
+            qkv_bias=bias,
+            out_bias=bias,
+            softmax_scale=number(config, "attention_multiplier", 1.0),
+            residual=Residual(scale=number(config, "residual_multiplier", 1.0)),
+            inputs=InputRule(scale=number(config, "embedding_multiplier", 1.0)),
+            logits=LogitRule(scale=1.0 / number(config, "logits_scaling", 1.0)),
+            mlp=experts_or_mlp(decoder, experts),
+            mlp_config=experts,
+            names=_NAMES,
+        )
+        return build_decoder(self.name, decoder, variant, dtype=dtype, num_shards=num_shards)
+
+
+family = GraniteMoeFamily()
