@@ -202,6 +202,21 @@ ZOOS: dict[str, Zoo] = {
         _RMS | {"use_bias": _BOOL, "head_dim": (8, 16)},
         _rope(),
     ),
+    "ernie4_5_moe": Zoo(
+        {"ernie4_5_moe": "Ernie4_5_MoeForCausalLM"},
+        _RMS
+        | {
+            "use_bias": _BOOL,
+            "moe_num_experts": (4, 8),
+            "moe_k": (1, 2, 4),
+            "moe_intermediate_size": (24, 40),
+            "moe_num_shared_experts": (0, 1, 2),
+            "moe_layer_start_index": (0, 1),
+            "moe_layer_end_index": (-1, 1, 2),
+            "moe_layer_interval": (1, 2),
+        },
+        _rope(),
+    ),
     "falcon": Zoo(
         {"falcon": "FalconForCausalLM"},
         {

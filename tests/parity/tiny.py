@@ -195,6 +195,10 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         {"logit_scale": 2.0, "sliding_window": 16, "layer_types": _KINDS},
     ),
     "ernie4_5": ("Ernie4_5ForCausalLM", {"use_bias": True, "head_dim": 24}),
+    "ernie4_5_moe": (
+        "Ernie4_5_MoeForCausalLM",
+        {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 40, "use_bias": True},
+    ),
     "falcon": ("FalconForCausalLM", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "gemma": ("GemmaForCausalLM", {"head_dim": 24, "hidden_act": "gelu"}),
     "gemma2": (

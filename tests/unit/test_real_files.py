@@ -25,6 +25,7 @@ PUBLISHED = {
     "allenai/OLMoE-1B-7B-0924": ("OlmoeForCausalLM", "olmoe"),
     "allenai/Olmo-3-1025-7B": ("Olmo3ForCausalLM", "olmo3"),
     "baidu/ERNIE-4.5-0.3B-PT": ("Ernie4_5ForCausalLM", "ernie4_5"),
+    "baidu/ERNIE-4.5-21B-A3B-PT": ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe"),
     "bigcode/starcoder2-3b": ("Starcoder2ForCausalLM", "starcoder2"),
     "bigscience/bloom-560m": ("BloomForCausalLM", "bloom"),
     "CohereLabs/c4ai-command-r-v01": ("CohereForCausalLM", "cohere"),

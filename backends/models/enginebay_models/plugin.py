@@ -10,6 +10,7 @@ _FAMILIES = {
     "cohere2": ("Cohere2ForCausalLM",),
     "deepseek_v2": ("DeepseekV2ForCausalLM",),
     "ernie4_5": ("Ernie4_5ForCausalLM",),
+    "ernie4_5_moe": ("Ernie4_5_MoeForCausalLM",),
     "falcon": ("FalconForCausalLM",),
     "gemma": ("GemmaForCausalLM",),
     "gemma2": ("Gemma2ForCausalLM",),
