@@ -256,6 +256,11 @@ ZOOS: dict[str, Zoo] = {
         _RMS | {"head_dim": (8, 16), "attention_bias": _BOOL},
         _rope(partial=(0.5, 1.0)),
     ),
+    "glm4_moe": Zoo(
+        {"glm4_moe": "Glm4MoeForCausalLM"},
+        _RMS | _ROUTED | {"head_dim": (8, 16), "attention_bias": _BOOL, "use_qk_norm": _BOOL},
+        _both(_rope(partial=(0.5, 1.0)), _groups),
+    ),
     "gpt_neox": Zoo(
         {"gpt_neox": "GPTNeoXForCausalLM"},
         {name: values for name, values in _LAYER_NORM.items() if name != "num_key_value_heads"}

@@ -216,6 +216,10 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         "Glm4ForCausalLM",
         {"head_dim": 16, "attention_bias": True, "partial_rotary_factor": 0.5},
     ),
+    "glm4_moe": (
+        "Glm4MoeForCausalLM",
+        _ROUTED | {"head_dim": 16, "use_qk_norm": True, "attention_bias": True},
+    ),
     "gpt_neox": (
         "GPTNeoXForCausalLM",
         {"num_key_value_heads": 4, "rotary_pct": 0.5, "rotary_emb_base": 500.0},

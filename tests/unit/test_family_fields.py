@@ -27,6 +27,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("BloomConfig", {}),
     "ernie4_5_moe": ("Ernie4_5_MoeConfig", {"moe_layer_end_index": 0} | ROPE),
     "falcon": ("FalconConfig", {"ffn_hidden_size": 40, "num_ln_in_parallel_attn": 1} | ROPE),
+    "glm4_moe": ("Glm4MoeConfig", ROPE),
     "gptj": ("GPTJConfig", {"n_inner": 40}),
     "granitemoe": ("GraniteMoeConfig", ROPE),
     "opt": ("OPTConfig", {"word_embed_proj_dim": 24}),

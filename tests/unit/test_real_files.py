@@ -59,6 +59,7 @@ PUBLISHED = {
     "stabilityai/stablelm-2-1_6b": ("StableLmForCausalLM", "stablelm"),
     "tiiuae/falcon-7b": ("FalconForCausalLM", "falcon"),
     "zai-org/GLM-4-9B-0414": ("Glm4ForCausalLM", "glm4"),
+    "zai-org/GLM-4.5-Air": ("Glm4MoeForCausalLM", "glm4_moe"),
     "zai-org/glm-4-9b-chat-hf": ("GlmForCausalLM", "glm"),
 }
 """Checkpoint -> architectures and model_type of its config.json."""

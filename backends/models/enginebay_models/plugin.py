@@ -16,6 +16,7 @@ _FAMILIES = {
     "gemma2": ("Gemma2ForCausalLM",),
     "gemma3": ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
     "glm4": ("Glm4ForCausalLM", "GlmForCausalLM"),
+    "glm4_moe": ("Glm4MoeForCausalLM",),
     "gpt2": ("GPT2LMHeadModel",),
     "gpt_neox": ("GPTNeoXForCausalLM",),
     "gptj": ("GPTJForCausalLM",),
