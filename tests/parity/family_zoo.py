@@ -197,6 +197,21 @@ ZOOS: dict[str, Zoo] = {
         },
         _both(_rope(), _kinds),
     ),
+    "deepseek_v3": Zoo(
+        {"deepseek_v3": "DeepseekV3ForCausalLM"},
+        {name: values for name, values in _RMS.items() if name != "num_key_value_heads"}
+        | _ROUTED
+        | {
+            "kv_lora_rank": (16, 24),
+            "q_lora_rank": (None, 20),
+            "qk_rope_head_dim": (4, 8),
+            "qk_nope_head_dim": (8, 12),
+            "v_head_dim": (8, 20),
+            "rope_interleave": _BOOL,
+            "attention_bias": _BOOL,
+        },
+        _both(_latent_rope, _groups),
+    ),
     "ernie4_5": Zoo(
         {"ernie4_5": "Ernie4_5ForCausalLM"},
         _RMS | {"use_bias": _BOOL, "head_dim": (8, 16)},

@@ -194,6 +194,10 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         "Cohere2ForCausalLM",
         {"logit_scale": 2.0, "sliding_window": 16, "layer_types": _KINDS},
     ),
+    "deepseek_v3": (
+        "DeepseekV3ForCausalLM",
+        _LATENT | _ROUTED | {"q_lora_rank": 28, "n_shared_experts": 1, "attention_bias": True},
+    ),
     "ernie4_5": ("Ernie4_5ForCausalLM", {"use_bias": True, "head_dim": 24}),
     "ernie4_5_moe": (
         "Ernie4_5_MoeForCausalLM",

@@ -25,6 +25,7 @@ NEUTRAL = """
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("BloomConfig", {}),
+    "deepseek_v3": ("DeepseekV3Config", ROPE),
     "ernie4_5_moe": ("Ernie4_5_MoeConfig", {"moe_layer_end_index": 0} | ROPE),
     "falcon": ("FalconConfig", {"ffn_hidden_size": 40, "num_ln_in_parallel_attn": 1} | ROPE),
     "glm4_moe": ("Glm4MoeConfig", ROPE),
@@ -36,6 +37,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 """Of each family, transformers' configuration, and another value of fields whose type has none."""
 
 NEEDED: dict[tuple[str, str], dict[str, Any]] = {
+    ("deepseek_v3", "num_attention_heads"): {"num_key_value_heads": None},
     ("ernie4_5_moe", "moe_layer_interval"): {"moe_layer_start_index": 0},
     ("falcon", "multi_query"): {"new_decoder_architecture": False, "num_kv_heads": None},
     ("opt", "_remove_final_layer_norm"): {"do_layer_norm_before": True},

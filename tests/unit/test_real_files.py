@@ -31,6 +31,7 @@ PUBLISHED = {
     "CohereLabs/c4ai-command-r-v01": ("CohereForCausalLM", "cohere"),
     "CohereLabs/c4ai-command-r7b-12-2024": ("Cohere2ForCausalLM", "cohere2"),
     "deepseek-ai/DeepSeek-V2-Lite": ("DeepseekV2ForCausalLM", "deepseek_v2"),
+    "deepseek-ai/DeepSeek-V3": ("DeepseekV3ForCausalLM", "deepseek_v3"),
     "EleutherAI/gpt-j-6b": ("GPTJForCausalLM", "gptj"),
     "EleutherAI/pythia-160m": ("GPTNeoXForCausalLM", "gpt_neox"),
     "facebook/opt-125m": ("OPTForCausalLM", "opt"),

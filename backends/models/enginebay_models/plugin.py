@@ -9,6 +9,7 @@ _FAMILIES = {
     "cohere": ("CohereForCausalLM",),
     "cohere2": ("Cohere2ForCausalLM",),
     "deepseek_v2": ("DeepseekV2ForCausalLM",),
+    "deepseek_v3": ("DeepseekV3ForCausalLM",),
     "ernie4_5": ("Ernie4_5ForCausalLM",),
     "ernie4_5_moe": ("Ernie4_5_MoeForCausalLM",),
     "falcon": ("FalconForCausalLM",),

@@ -1,0 +1,169 @@
+"""Families of routed experts over the shared blocks: routing, tensors, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from enginebay.compose.composition import make_plan
+from enginebay.config import EngineConfig
+from enginebay.errors import CheckpointError
+from enginebay.weights import QuantizedArray, WeightFormat
+from enginebay_models.experts import ExpertsConfig
+from enginebay_models.source import CheckpointSource
+from tests.parity import tiny
+
+
+def build(name: str, **fields: Any) -> Any:
+    config = tiny.CONFIGS[f"{name}-one"] | fields
+    return tiny.family_of(name).build(config, dtype="float32")
+
+
+def routed(
+    config: ExpertsConfig, scores: np.ndarray, correction: np.ndarray
+) -> tuple[list[int], np.ndarray]:
+    """The experts of one token and their weights, one after the other, in float64."""
+    shares = (
+        1 / (1 + np.exp(-scores))
+        if config.scoring == "sigmoid"
+        else np.exp(scores) / np.exp(scores).sum()
+    )
+    choice = shares + correction
+    size = config.num_experts // config.num_groups
+    of_groups = [
+        sum(sorted(choice[first : first + size])[-config.best_of_group :])
+        for first in range(0, config.num_experts, size)
+    ]
+    best = np.argsort(of_groups)[::-1][: config.num_chosen_groups]
+    allowed = [i for i in range(config.num_experts) if i // size in best]
+    ids = sorted(allowed, key=lambda i: -choice[i])[: config.num_chosen]
+    weights = shares[ids]
+    if config.is_normed:
+        weights = weights / max(weights.sum(), config.least_sum)
+    return ids, weights * config.scale
+
+
+@pytest.mark.parametrize("is_normed", [False, True])
+@pytest.mark.parametrize(
+    ("scoring", "groups", "best"), [("sigmoid", 4, 2), ("sigmoid", 1, 2), ("softmax", 2, 1)]
+)
+def test_experts_are_chosen_by_corrected_weights_and_weighted_without(
+    scoring: Any, groups: int, best: int, is_normed: bool
+) -> None:
+    config = ExpertsConfig(
+        *(16, 3, 8, is_normed, frozenset()),
+        num_groups=groups,
+        num_chosen_groups=max(1, groups // 2),
+        scale=2.5,
+        scoring=scoring,
+        correction=(16,),
+        best_of_group=best,
+        least_sum=0.5,
+    )
+    rng = np.random.default_rng(0)
+    scores = rng.normal(size=(40, 16)).astype(np.float32)
+    correction = rng.normal(size=16).astype(np.float32)
+    weights, ids = jax.jit(config.route)(scores, correction)
+    plain_ids = jax.jit(config.route)(scores, np.zeros(16, np.float32))[1]
+    assert np.asarray(plain_ids != ids).any()
+    for row, own, chosen in zip(scores, np.asarray(weights), np.asarray(ids), strict=True):
+        wanted_ids, wanted = routed(config, row.astype(np.float64), correction)
+        assert chosen.tolist() == wanted_ids
+        np.testing.assert_allclose(own, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads = 2. Allowed: num_att"),
+        ("deepseek_v3", {"topk_method": "greedy"}, "topk_method = 'greedy'. Allowed: noaux_tc"),
+        ("deepseek_v3", {"topk_group": 5}, "topk_group = 5. Allowed: 1 to 4"),
+        ("ernie4_5_moe", {"moe_k": 9}, "moe_k = 9. Allowed: 1 to 8"),
+        ("ernie4_5_moe", {"num_experts": 4}, "num_experts = 4. Allowed: moe_num_experts, which"),
+        ("ernie4_5_moe", {"moe_layer_start_index": -1}, "moe_layer_start_index = -1. Allowed: a"),
+        ("ernie4_5_moe", {"moe_layer_end_index": None}, "moe_layer_end_index = null"),
+        ("ernie4_5_moe", {"moe_norm_min": 0}, "moe_norm_min = 0. Allowed: a positive number"),
+        ("glm4_moe", {"n_group": 3}, "n_group = 3. Allowed: a divisor of n_routed_experts = 8"),
+        ("glm4_moe", {"n_group": 8}, "n_group = 8. Allowed: a divisor of n_routed_experts = 8"),
+        ("glm4_moe", {"num_experts_per_tok": 5}, "num_experts_per_tok = 5. Allowed: 1 to 4"),
+        ("glm4_moe", {"scoring_func": "softmax"}, "scoring_func = 'softmax'. Allowed: sigmoid"),
+        ("glm4_moe", {"first_k_dense_replace": 0.5}, "first_k_dense_replace = 0.5"),
+        ("granitemoe", {"num_experts_per_tok": 9}, "num_experts_per_tok = 9. Allowed: 1 to 8"),
+    ],
+)
+def test_a_field_that_a_family_does_not_serve_is_named(
+    name: str, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        build(name, **fields)
+
+
+def test_layers_of_ernie_have_experts_as_config_json_says() -> None:
+    fields = {"num_hidden_layers": 6, "moe_layer_start_index": 1, "moe_layer_end_index": 4}
+    for changes, expected in (
+        ({}, {1, 2, 3, 4}),
+        ({"moe_layer_interval": 2}, {1, 3}),
+        ({"moe_layer_end_index": -1}, {1, 2, 3, 4, 5}),
+        ({"moe_layer_end_index": 9}, {1, 2, 3, 4, 5}),
+    ):
+        specs = build("ernie4_5_moe", **(fields | changes)).weight_specs()
+        assert {int(path.split(".")[1]) for path in specs if path.endswith("router")} == expected
+    without = build("ernie4_5_moe", moe_num_shared_experts=0).weight_specs()
+    assert "layers.1.mlp.router" in without
+    assert not any("shared" in path for path in without)
+
+
+def test_corrections_stay_in_float32_and_later_layers_are_not_read(tmp_path: Path) -> None:
+    folder = tiny.write_checkpoint(tmp_path, "glm4_moe-one")
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+
+    def loaded(more: str) -> dict[str, Any]:
+        save_file(tensors | {more: np.ones(3, np.float32)}, file)
+        source = CheckpointSource(str(folder))
+        model = tiny.family_of("glm4_moe").build(source.config, dtype="bfloat16")
+        form = WeightFormat("bfloat16")
+        return source.load_weights(model, form=form, place=lambda *_: None)
+
+    weights = loaded("model.layers.2.eh_proj.weight")
+    exact = {path for path, one in weights.items() if one.dtype == "float32"}
+    assert exact == {"layers.1.mlp.routed.router", "layers.1.mlp.routed.correction"}
+    stored = tensors["model.layers.1.mlp.gate.e_score_correction_bias"]
+    np.testing.assert_array_equal(weights["layers.1.mlp.routed.correction"], stored)
+    with pytest.raises(CheckpointError, match=r"model\.layers\.3\.eh_proj"):
+        loaded("model.layers.3.eh_proj.weight")
+    config = tiny.CONFIGS["glm4_moe-one"] | {"num_nextn_predict_layers": 0}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"model\.layers\.2\.eh_proj"):
+        loaded("model.layers.2.eh_proj.weight")
+
+
+def test_gates_and_ups_of_one_tensor_are_quantised_and_split_by_experts(tmp_path: Path) -> None:
+    folder = str(tiny.write_checkpoint(tmp_path, "granitemoe-one"))
+    fields: dict[str, Any] = {"dtype": "float32", "quantization": "int8", "mesh": {"tensor": 4}}
+    weights = make_plan(EngineConfig(model=folder, **fields)).load_weights()
+    gate = weights["layers.0.mlp.gate"]
+    assert isinstance(gate, QuantizedArray)
+    assert gate.shape == (8, 2 * 96, 64)
+    assert {one.data.shape for one in gate.values.addressable_shards} == {(2, 2 * 96, 64)}
+    assert "layers.0.mlp.up" not in weights
+
+
+def test_rotary_features_of_deepseek_v3_are_reordered_only_if_pairs_are_neighbours() -> None:
+    rows = np.arange(4 * 20)[:, None] * np.ones((1, 28), int)
+    whole = (slice(None),) * 3
+    neighbours, halves = (
+        build("deepseek_v3", rope_interleave=one)
+        .tensor_sources()["layers.0.attention.q"]
+        .build([rows], whole)[0, :, 0]
+        for one in (True, False)
+    )
+    assert halves.tolist() == list(range(20))
+    assert neighbours.tolist() == [*range(12), 12, 14, 16, 18, 13, 15, 17, 19]
