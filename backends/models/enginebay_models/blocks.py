@@ -17,6 +17,7 @@ from enginebay.ops.bound import Ops
 from enginebay.ops.caps import LAYER
 from enginebay.ops.linear import LINEAR
 from enginebay.ops.norm import ADD_RMS_NORM, RMS_NORM
+from enginebay.ops.rope import ROPE
 from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnBatch, AttnSpec
 from enginebay.weights import WeightSpec
@@ -35,7 +36,8 @@ class AttentionLayerConfig:
 
     `repeats` is how often `spec` has each KV head of the checkpoint. With `rope` None, the layer
     has no rotary positions. With `qk_norm_eps` None, queries and keys are not normed; with
-    `qk_norm_joint` one norm is over all heads. RmsNorm describes `norm_offset`, QkvRows `qkv_rows`.
+    `qk_norm_joint` one norm is over all heads; with `qk_norm_last` they are normed after they were
+    rotated. RmsNorm describes `norm_offset`, QkvRows `qkv_rows`.
     """
 
     hidden_size: int
@@ -47,6 +49,7 @@ class AttentionLayerConfig:
     out_bias: bool = False
     qk_norm_eps: float | None = None
     qk_norm_joint: bool = False
+    qk_norm_last: bool = False
     norm_offset: float = 0.0
     qkv_rows: QkvRows = APART
 
@@ -238,6 +241,11 @@ class Attention(nnx.Module):
         spec = self.config.spec
         qkv = ops[LINEAR](x, self.qkv.get_value(), value_of(self.qkv_bias))
         q, k, v = qkv[:, :, :-2], qkv[:, :, -2], qkv[:, :, -1]
+        rope = self.config.rope
+        if self.config.qk_norm_last and rope is not None:
+            q = q.reshape(x.shape[0], spec.num_q_heads, spec.head_dim)
+            q, k = (ops[ROPE](each, batch.positions, spec=rope) for each in (q, k))
+            rope = None
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, ops), self.k_norm(k, ops)
         if self.joint_q_norm is not None and self.joint_k_norm is not None:
@@ -247,7 +255,7 @@ class Attention(nnx.Module):
         if SLOPES in spec.inputs:
             inputs = {**inputs, SLOPES: jnp.asarray(slopes_of(spec.num_q_heads))}
         mixed, cache, _ = ops[ATTENTION](
-            *(q, k, v, cache, batch), spec=spec, rope=self.config.rope, inputs=inputs
+            *(q, k, v, cache, batch), spec=spec, rope=rope, inputs=inputs
         )
         mixed = mixed.reshape(x.shape[0], spec.num_kv_heads, spec.group, spec.head_dim)
         return ops[LINEAR](mixed, self.out.get_value(), value_of(self.out_bias)), cache

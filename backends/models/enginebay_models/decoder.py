@@ -92,6 +92,7 @@ class Variant:
     qkv_rows: QkvRows = APART
     qk_norm: bool = False
     qk_norm_joint: bool = False
+    qk_norm_last: bool = False
     alibi: bool = False
     window_rope: RopeSpec | None = None
     unrotated_layers: frozenset[int] = frozenset()
@@ -183,6 +184,7 @@ def _attention(
         out_bias=variant.out_bias,
         qk_norm_eps=config.norm_eps if variant.qk_norm else None,
         qk_norm_joint=variant.qk_norm_joint,
+        qk_norm_last=variant.qk_norm_last,
         norm_offset=variant.norm_offset,
         qkv_rows=variant.qkv_rows,
     )
