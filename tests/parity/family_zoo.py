@@ -169,6 +169,13 @@ def _latent_rope(rng: random.Random) -> dict[str, Any]:
     return rules | {"num_attention_heads": heads, "num_key_value_heads": heads}
 
 
+def _alpha(rng: random.Random) -> dict[str, Any]:
+    theta = {"rope_theta": rng.choice(_THETA)}
+    rule = {"alpha": rng.choice((1.0, 50.0, 1000.0)), "factor": 1.0}
+    newer = {"rope_parameters": rule | theta | {"rope_type": "dynamic"}}
+    return rng.choice([newer, theta | {"rope_scaling": rule | {"type": "dynamic"}}])
+
+
 ZOOS: dict[str, Zoo] = {
     "bloom": Zoo(
         {"bloom": "BloomForCausalLM"},
@@ -322,6 +329,11 @@ ZOOS: dict[str, Zoo] = {
             "num_experts_per_tok": (1, 2, 4),
         },
         _rope(),
+    ),
+    "hunyuan_v1_dense": Zoo(
+        {"hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM"},
+        _RMS | {"head_dim": (8, 16), "attention_bias": _BOOL},
+        lambda rng: _rope()(rng) if rng.random() < 0.5 else _alpha(rng),
     ),
     "mixtral": Zoo(
         {"mixtral": "MixtralForCausalLM"},

@@ -245,6 +245,10 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         "GraniteMoeForCausalLM",
         {"attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 2.0},
     ),
+    "hunyuan_v1_dense": (
+        "HunYuanDenseV1ForCausalLM",
+        {"head_dim": 24, "rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0}},
+    ),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 8, "sliding_window": 16}),
     "nemotron": ("NemotronForCausalLM", {"hidden_act": "relu2", "norm_eps": 1e-4}),
     "olmo2": ("Olmo2ForCausalLM", {"rope_theta": 5e5}),

@@ -117,6 +117,19 @@ def test_gate_and_up_of_one_tensor_are_split_as_devices_split_them() -> None:
         ("gptj", {"rotary_dim": 3}, "rotary_dim = 3. Allowed: an even number of at most 4"),
         ("gptj", {"rotary_dim": None}, "rotary_dim = null. Allowed: a positive whole number"),
         ("granite", {"logits_scaling": 0}, "logits_scaling = 0"),
+        (
+            "hunyuan_v1_dense",
+            {"rope_scaling": {"type": "dynamic", "alpha": -1}},
+            "rope_scaling.alpha = -1. Allowed: a positive number",
+        ),
+        (
+            "hunyuan_v1_dense",
+            {
+                "rope_scaling": {"type": "dynamic", "alpha": 5},
+                "rope_parameters": {"rope_type": "dynamic", "alpha": 6},
+            },
+            "Allowed: rope_parameters.alpha",
+        ),
         ("olmo3", {"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters = "),
         ("opt", {"activation_function": "tanh"}, "activation_function = 'tanh'. Allowed: gelu"),
         ("opt", {"layer_norm_elementwise_affine": False}, "elementwise_affine = False. Allowed"),
@@ -266,3 +279,13 @@ def test_a_layer_of_falcon_has_the_norms_of_its_architecture(
     names = {one.names[0] for one in build("falcon", **fields).tensor_sources().values()}
     found = {name.split(".")[3] for name in names if name.startswith("transformer.h.0.")}
     assert sorted(found - {"self_attention", "mlp"}) == norms
+
+
+@pytest.mark.parametrize("field", ["rope_parameters", "rope_scaling"])
+def test_an_alpha_of_hunyuan_makes_a_larger_base_and_no_length(field: str) -> None:
+    rule = {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0}
+    fields = {"head_dim": 8, "rope_theta": 500.0, field: rule}
+    larger = {"head_dim": 8, "rope_theta": 500.0 * 1000.0 ** (8 / 6)}
+    assert build("hunyuan_v1_dense", **fields).info == build("hunyuan_v1_dense", **larger).info
+    dynamic = build("hunyuan_v1_dense", **(fields | {field: rule | {"alpha": 0, "factor": 2.0}}))
+    assert dynamic.info.max_model_len == 2 * CONFIG["max_position_embeddings"]

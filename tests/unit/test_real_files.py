@@ -44,6 +44,7 @@ PUBLISHED = {
     "ibm-granite/granite-3.3-2b-instruct": ("GraniteForCausalLM", "granite"),
     "LiquidAI/LFM2-1.2B": ("Lfm2ForCausalLM", "lfm2"),
     "meta-llama/Llama-3.2-1B": ("LlamaForCausalLM", "llama"),
+    "tencent/Hunyuan-7B-Instruct": ("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense"),
     "the first Llama conversions": ("LLaMAForCausalLM", "llama"),
     "microsoft/phi-2": ("PhiForCausalLM", "phi"),
     "microsoft/Phi-3-mini-4k-instruct": ("Phi3ForCausalLM", "phi3"),

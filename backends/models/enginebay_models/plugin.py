@@ -23,6 +23,7 @@ _FAMILIES = {
     "gptj": ("GPTJForCausalLM",),
     "granite": ("GraniteForCausalLM",),
     "granitemoe": ("GraniteMoeForCausalLM",),
+    "hunyuan_v1_dense": ("HunYuanDenseV1ForCausalLM",),
     "lfm2": ("Lfm2ForCausalLM",),
     "llama": ("LlamaForCausalLM", "LLaMAForCausalLM"),
     "mistral": ("MistralForCausalLM",),
