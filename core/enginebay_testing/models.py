@@ -58,12 +58,15 @@ def tiny_config(family: ModelFamily) -> dict[str, Any]:
         "moe_intermediate_size": 24,
         "n_routed_experts": 4,
         "first_k_dense_replace": 1,
+        "n_group": 2,
+        "topk_group": 1,
         "kv_lora_rank": 24,
         "q_lora_rank": 20,
         "qk_nope_head_dim": 8,
         "qk_rope_head_dim": 4,
         "v_head_dim": 12,
         "full_attn_idxs": [1],
+        "rotary_dim": 4,
     }
 
 

@@ -82,7 +82,6 @@ def test_experts_are_chosen_by_corrected_weights_and_weighted_without(
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
-        ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads = 2. Allowed: num_att"),
         ("deepseek_v3", {"topk_method": "greedy"}, "topk_method = 'greedy'. Allowed: noaux_tc"),
         ("deepseek_v3", {"topk_group": 5}, "topk_group = 5. Allowed: 1 to 4"),
         ("ernie4_5_moe", {"moe_k": 9}, "moe_k = 9. Allowed: 1 to 8"),

@@ -8,11 +8,10 @@ from typing import Any
 from enginebay.contracts.model import Model, ModelFamily
 from enginebay_models.deepseek_v2 import build_latent
 from enginebay_models.experts import read_sigmoid_experts
-from enginebay_models.fields import bad_field, flag, positive, refuse_others
+from enginebay_models.fields import flag, positive, refuse_others
 from enginebay_models.hf_config import MAX_LAYERS, later_layers
 
 _DEFAULTS: dict[str, Any] = {"max_position_embeddings": 4096}
-_KV_HEADS = 128
 
 
 class DeepseekV3Family(ModelFamily):
@@ -20,6 +19,7 @@ class DeepseekV3Family(ModelFamily):
 
     Experts are chosen by the sigmoids of their scores plus a learned correction: the best experts
     of the best groups, which are those whose two best experts are best. Biases: `attention_bias`.
+    `num_key_value_heads` is not read: all heads have keys of their own, of the same vectors.
     """
 
     name = "deepseek_v3"
@@ -34,10 +34,6 @@ class DeepseekV3Family(ModelFamily):
         max_model_len: int | None = None,
     ) -> Model:
         refuse_others(config, {"mlp_bias": False})
-        heads = positive(config, "num_attention_heads")
-        if config.get("num_key_value_heads", _KV_HEADS) not in (None, heads):
-            given, allowed = config.get("num_key_value_heads"), f"num_attention_heads = {heads}"
-            raise bad_field("num_key_value_heads", given, allowed)
         num_layers = positive(config, "num_hidden_layers", most=MAX_LAYERS)
         experts = read_sigmoid_experts(
             config, num_layers, count=256, width=2048, groups=(8, 4), first=3, scale=2.5
