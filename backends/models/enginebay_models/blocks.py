@@ -26,6 +26,9 @@ from enginebay_models.activations import ACTIVATIONS
 from enginebay_models.alibi import SLOPES, slopes_of
 from enginebay_models.tensors import APART, QkvRows
 
+SINKS = "sinks"
+"""Name of attention's input f32 [query heads], in `AttnSpec.inputs` of models that have it."""
+
 Batches = Mapping[str, AttnBatch]
 """The batch record of the step for each cache group."""
 
@@ -191,8 +194,8 @@ class StreamNorm(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention with rotary positions, or slopes by distance (ALiBi) if `spec.inputs`
-    has them.
+    """Grouped-query attention with rotary positions. If `spec.inputs` has them, it has slopes by
+    distance (ALiBi), or sinks: learned scores of no key, one for each query head.
 
     `name` is the prefix of its tensors, such as "model.layers.0.self_attn".
     """
@@ -232,6 +235,12 @@ class Attention(nnx.Module):
             else None
             for one, count, times in (("q", spec.group, 1), ("k", 1, repeats))
         )
+        sinks = tensors.heads_of_vector(f"{name}.sinks", (*heads[:2], 1), 1)
+        self.sinks = (
+            parameter(("kv_heads", None, None), (*heads[:2], 1), sinks)
+            if SINKS in spec.inputs
+            else None
+        )
         self.config = config
 
     def __call__(
@@ -254,6 +263,9 @@ class Attention(nnx.Module):
         inputs: NamedInputs = {LAYER: self.layer}
         if SLOPES in spec.inputs:
             inputs = {**inputs, SLOPES: jnp.asarray(slopes_of(spec.num_q_heads))}
+        if self.sinks is not None:
+            sinks = self.sinks.get_value().reshape(-1)
+            inputs = {**inputs, SINKS: sinks.astype(jnp.float32)}
         mixed, cache, _ = ops[ATTENTION](
             *(q, k, v, cache, batch), spec=spec, rope=rope, inputs=inputs
         )

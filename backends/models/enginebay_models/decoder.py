@@ -34,6 +34,7 @@ from enginebay_models.blocks import (
     IN_TURN,
     PLAIN_INPUTS,
     PLAIN_LOGITS,
+    SINKS,
     Attention,
     AttentionLayerConfig,
     Batches,
@@ -75,14 +76,14 @@ class Variant:
 
     `windows` has one entry per layer, None for full attention; all windows are equal.
     `unrotated_layers` have no rotary positions, and layers with a window may have their own. With
-    `alibi` no layer has them, and attention has slopes by distance. AttentionLayerConfig, AttnSpec,
-    RmsNorm, Decoder and DecoderLayer describe fields of their own. `layer_norms`: norms are
-    LayerNorms, with biases if `norm_bias`. `out_norms` are the norms of the results of attention
-    and MLP, and `in_norms` those before; of a parallel layer, `mlp_norm` is one of the MLP alone.
-    With `stream_norms` both follow what was added (StreamNorm). `final_norm`: there is a norm
-    before the head. `mlp` makes the MLP of a layer; it has the signature of `Mlp`, and gets
-    `mlp_config` if that is given. `names` replaces parts of the names of tensors, in order;
-    `unused` is Model.unused_tensors.
+    `alibi` no layer has them, and attention has slopes by distance; with `sinks` it has sinks.
+    AttentionLayerConfig, AttnSpec, RmsNorm, Decoder and DecoderLayer describe fields of their own.
+    `layer_norms`: norms are LayerNorms, with biases if `norm_bias`. `out_norms` are the norms of
+    the results of attention and MLP, and `in_norms` those before; of a parallel layer, `mlp_norm`
+    is one of the MLP alone. With `stream_norms` both follow what was added (StreamNorm).
+    `final_norm`: there is a norm before the head. `mlp` makes the MLP of a layer; it has the
+    signature of `Mlp`, and gets `mlp_config` if that is given. `names` replaces parts of the names
+    of tensors, in order; `unused` is Model.unused_tensors.
     """
 
     windows: tuple[int | None, ...]
@@ -94,6 +95,7 @@ class Variant:
     qk_norm_joint: bool = False
     qk_norm_last: bool = False
     alibi: bool = False
+    sinks: bool = False
     window_rope: RopeSpec | None = None
     unrotated_layers: frozenset[int] = frozenset()
     softmax_scale: float | None = None
@@ -134,7 +136,7 @@ def build_decoder(
             scale=variant.softmax_scale,
             window=window,
             softcap=variant.softcap,
-            inputs=(SLOPES,) if variant.alibi else (),
+            inputs=(*((SLOPES,) if variant.alibi else ()), *((SINKS,) if variant.sinks else ())),
             q_dtype=dtype,
             kv_dtype=dtype,
         )
