@@ -61,7 +61,7 @@ with keys and values, and one with a latent cache. Stored logits hold the others
 
 RARE_FAMILIES = (
     *("bloom", "cohere", "cohere2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "falcon", "gemma"),
-    *("gemma2", "glm4", "glm4_moe", "gpt2", "gpt_neox", "gptj", "granite", "granitemoe"),
+    *("gemma2", "glm4", "glm4_moe", "gpt2", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe"),
     *("hunyuan_v1_dense", "mixtral", "mpt", "nemotron", "olmo2", "olmo3", "olmoe", "opt", "phi"),
     *("phi3", "qwen2_moe", "smollm3", "stablelm", "starcoder2"),
 )

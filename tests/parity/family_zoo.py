@@ -289,6 +289,20 @@ ZOOS: dict[str, Zoo] = {
         | {"use_parallel_residual": _BOOL, "attention_bias": _BOOL, "hidden_size": (64,)},
         _gpt_neox_rope,
     ),
+    "gpt_oss": Zoo(
+        {"gpt_oss": "GptOssForCausalLM"},
+        _RMS
+        | {
+            "head_dim": (8, 16),
+            "attention_bias": _BOOL,
+            "sliding_window": (5, 16),
+            "num_local_experts": (4, 8),
+            "num_experts_per_tok": (1, 2, 4),
+            "swiglu_alpha": (1.0, 1.702),
+            "swiglu_limit": (0.5, 7.0),
+        },
+        _both(_rope(), _kinds),
+    ),
     "gptj": Zoo(
         {"gptj": "GPTJForCausalLM"},
         {

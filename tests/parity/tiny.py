@@ -228,6 +228,11 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         "GPTNeoXForCausalLM",
         {"num_key_value_heads": 4, "rotary_pct": 0.5, "rotary_emb_base": 500.0},
     ),
+    "gpt_oss": (
+        "GptOssForCausalLM",
+        {"head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 16}
+        | {"swiglu_limit": 0.8},
+    ),
     "gptj": (
         "GPTJForCausalLM",
         {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 512, "rotary_dim": 8},

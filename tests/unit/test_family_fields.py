@@ -31,6 +31,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5_moe": ("Ernie4_5_MoeConfig", {"moe_layer_end_index": 0} | ROPE),
     "falcon": ("FalconConfig", {"ffn_hidden_size": 40, "num_ln_in_parallel_attn": 1} | ROPE),
     "glm4_moe": ("Glm4MoeConfig", ROPE),
+    "gpt_oss": (
+        "GptOssConfig",
+        {"layer_types": ["full_attention", "sliding_attention"], "max_position_embeddings": 262144}
+        | ROPE,
+    ),
     "gptj": ("GPTJConfig", {"n_inner": 40}),
     "granitemoe": ("GraniteMoeConfig", ROPE),
     "hunyuan_v1_dense": ("HunYuanDenseV1Config", ROPE),

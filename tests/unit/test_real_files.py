@@ -54,6 +54,7 @@ PUBLISHED = {
     "transformers' own MPT": ("MptForCausalLM", "mpt"),
     "nvidia/Minitron-4B-Base": ("NemotronForCausalLM", "nemotron"),
     "openai-community/gpt2": ("GPT2LMHeadModel", "gpt2"),
+    "openai/gpt-oss-20b": ("GptOssForCausalLM", "gpt_oss"),
     "Qwen/Qwen1.5-MoE-A2.7B": ("Qwen2MoeForCausalLM", "qwen2_moe"),
     "Qwen/Qwen2.5-0.5B": ("Qwen2ForCausalLM", "qwen2"),
     "Qwen/Qwen3-0.6B": ("Qwen3ForCausalLM", "qwen3"),

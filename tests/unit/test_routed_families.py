@@ -94,6 +94,9 @@ def test_experts_are_chosen_by_corrected_weights_and_weighted_without(
         ("glm4_moe", {"num_experts_per_tok": 5}, "num_experts_per_tok = 5. Allowed: 1 to 4"),
         ("glm4_moe", {"scoring_func": "softmax"}, "scoring_func = 'softmax'. Allowed: sigmoid"),
         ("glm4_moe", {"first_k_dense_replace": 0.5}, "first_k_dense_replace = 0.5"),
+        ("gpt_oss", {"sliding_window": None}, "sliding_window = null. Allowed: a positive"),
+        ("gpt_oss", {"swiglu_limit": 0}, "swiglu_limit = 0. Allowed: a positive number"),
+        ("gpt_oss", {"num_experts": 4}, "num_experts = 4. Allowed: num_local_experts, which is 8"),
         ("granitemoe", {"num_experts_per_tok": 9}, "num_experts_per_tok = 9. Allowed: 1 to 8"),
     ],
 )
@@ -166,3 +169,21 @@ def test_rotary_features_of_deepseek_v3_are_reordered_only_if_pairs_are_neighbou
     )
     assert halves.tolist() == list(range(20))
     assert neighbours.tolist() == [*range(12), 12, 14, 16, 18, 13, 15, 17, 19]
+
+
+def test_gates_and_ups_of_gpt_oss_take_turns_in_the_checkpoint() -> None:
+    sources = build("gpt_oss").tensor_sources()
+    weight, bias = (sources[f"layers.0.mlp.gate_up{one}"] for one in ("", "_bias"))
+    tensor = np.arange(8 * 64 * 192).reshape(weight.shapes[0])
+    gates, ups = (np.swapaxes(tensor[:, :, first::2], 1, 2) for first in (0, 1))
+    whole = np.concatenate([gates, ups], axis=1)
+    row = tensor[:, 0]
+    for index in ((slice(None),) * 3, (slice(2, 4), slice(95, 99), slice(8, 16))):
+        np.testing.assert_array_equal(weight.build([tensor], index), whole[index])
+        np.testing.assert_array_equal(bias.build([row], index[:2]), whole[:, :, 0][index[:2]])
+
+
+def test_windows_of_gpt_oss_are_in_every_other_layer_from_the_first() -> None:
+    info = build("gpt_oss", num_hidden_layers=5).info
+    assert [(one.window, one.num_layers) for one in info.groups] == [(16, 3), (None, 2)]
+    assert {spec.inputs for spec in info.attention.values()} == {("sinks",)}

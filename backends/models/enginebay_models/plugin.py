@@ -20,6 +20,7 @@ _FAMILIES = {
     "glm4_moe": ("Glm4MoeForCausalLM",),
     "gpt2": ("GPT2LMHeadModel",),
     "gpt_neox": ("GPTNeoXForCausalLM",),
+    "gpt_oss": ("GptOssForCausalLM",),
     "gptj": ("GPTJForCausalLM",),
     "granite": ("GraniteForCausalLM",),
     "granitemoe": ("GraniteMoeForCausalLM",),
