@@ -161,13 +161,24 @@ def bucket_problem(
 
 def traced_problem(shape: TracedShape, setting: BenchSetting) -> Problem:
     """Return a captured call of attention, in the layout of `setting`, with the rows and the page
-    table of its step.
+    table of its step. It refuses every kernel where the benchmark cannot make the inputs.
     """
     case = attention_case(shape)
     layout = case.spec.make_layout(setting.layout_type, case.num_pages, case.page_size)
     table = np.array(case.table, np.int32)
     rows = _Rows(case.q_lens, case.kv_lens, case.spec, case.bucket, layout, table)
-    return _problem(shape.name, rows, setting)
+    problem = _problem(shape.name, rows, setting)
+    reason = _why_not_made(case.spec)
+    return problem if reason is None else dataclasses.replace(problem, why_not=lambda _: reason)
+
+
+def _why_not_made(spec: AttnSpec) -> str | None:
+    """Return why the benchmark has no inputs for a layer, or None; `check --trace` has them."""
+    if spec.v_is_k_prefix or spec.v_dim != spec.head_dim:
+        return "the benchmark has no latent cache"
+    if spec.inputs:
+        return f"the benchmark has no {', '.join(spec.inputs)}"
+    return "the benchmark has no layer that reads another's cache" if spec.kv_shared else None
 
 
 def _problem(name: str, rows: _Rows, setting: BenchSetting) -> Problem:

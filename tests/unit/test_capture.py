@@ -21,9 +21,12 @@ from enginebay.config import EngineConfig
 from enginebay.config_sections import CaptureChoice
 from enginebay.contracts.step_key import StepKey
 from enginebay.errors import ConfigError, InputError, UnsupportedError
+from enginebay.ops.caps import Env
 from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnSpec, Bucket
 from enginebay.weights import QuantizedArray
+from enginebay_bench.attention import traced_problem
+from enginebay_bench.problem import BenchSetting
 from enginebay_runtime.call_trace import (
     CallTrace,
     TracedArray,
@@ -236,6 +239,24 @@ def test_bench_and_tune_run_the_calls_of_a_trace(file: Path, tmp_path: Path, cap
     code, found = answers("tune", *flags, *where, capsys=capsys)
     assert code == 0
     assert found["results"][0]["entry"]["bucket"]["max_kv_len"] == BUCKET.max_kv_len
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"inputs": ("sinks",)}, "no sinks"),
+        ({"kv_shared": True}, "another's cache"),
+        ({"num_kv_heads": 1, "v_head_dim": 8, "v_is_k_prefix": True}, "no latent cache"),
+    ],
+)
+def test_the_benchmark_refuses_layers_whose_inputs_it_cannot_make(
+    changes: dict[str, Any], says: str
+) -> None:
+    spec = dataclasses.replace(SPEC, **changes)
+    one = step(attention=(TracedAttention("full", "xla", spec, 7, 4, 2),))
+    (shape,) = traced_shapes(trace(one), "attention")
+    setting = BenchSetting(Env("cpu"), "float32", "hnd", HndLayout, None)
+    assert says in (traced_problem(shape, setting).why_not(None) or "")
 
 
 @pytest.mark.parametrize(
