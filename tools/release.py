@@ -97,7 +97,7 @@ def build(folder: Path) -> Iterable[tuple[str, float]]:
 
 
 def faults_of(path: Path, version: str) -> list[str]:
-    """Return what is wrong with a file: metadata that index servers refuse, or missing contents."""
+    """Return what is wrong with a file: metadata that is not valid, or missing contents."""
     if path.suffix == ".whl":
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
@@ -136,11 +136,18 @@ def tried(path: Path) -> str:
         answered_s = time.monotonic()
         kernels = ran([binaries / "enginebay", "explain"], folder)
     native = "native" if "native" in kernels.partition("linear")[2].splitlines()[0] else "xla"
+    if native != "native" and "any" not in path.name and path.suffix == ".whl" and has_avx2():
+        raise RuntimeError(f"{path.name}: its compiled kernels are not chosen")
     words = " ".join(text.split())
     return (
         f"installed in {installed_s - started_s:.0f} s, first text {words!r} after "
         f"{answered_s - installed_s:.1f} s, products by {native}"
     )
+
+
+def has_avx2() -> bool:
+    """Whether this processor can run the compiled kernels."""
+    return " avx2 " in Path("/proc/cpuinfo").read_text(encoding="utf-8").replace("\n", " ")
 
 
 def ran(command: Sequence[str | Path], folder: Path) -> str:

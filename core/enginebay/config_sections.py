@@ -105,7 +105,7 @@ class CaptureChoice(Frozen):
     every: int = Field(100, ge=1, description="one in so many steps is captured")
     max_steps: int = Field(16, ge=1, le=1000, description="max captured steps")
     values: bool = Field(
-        False, description="whether all numbers of the arguments are saved, or only indices"
+        False, description="whether the numbers of all ops but attention are saved, or only indices"
     )
 
     @model_validator(mode="before")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,11 @@ def read_settings(path: str | Path | None) -> dict[str, Any]:
     """Return the engine's settings in a configuration file, none for None. ConfigError as
     `read_toml`.
     """
-    values = {} if path is None else read_toml(path)
+    return {} if path is None else engine_settings(read_toml(path))
+
+
+def engine_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a configuration file without the sections of commands."""
     return {name: value for name, value in values.items() if name not in COMMAND_SECTIONS}
 
 

@@ -24,10 +24,10 @@ from enginebay.contracts.commands import Step
 from enginebay.contracts.executor import Layouts, OpsFactory
 from enginebay.contracts.model import Model
 from enginebay.contracts.step_key import StepKey
-from enginebay.errors import EnginebayError, error_line
+from enginebay.errors import error_line
+from enginebay.folders import make_writable
 from enginebay.memory_maps import require_maps
 from enginebay.ops.bound import Ops
-from enginebay.ops.caps import always
 from enginebay_runtime.call_trace import (
     CallTrace,
     TracedArray,
@@ -50,8 +50,9 @@ class Capture:
     def __init__(self, choice: CaptureChoice, run: Mapping[str, str]) -> None:
         """`run`: what the file tells of the run."""
         self._choice, self._run = choice, run
-        self._num_steps = 0
-        self._steps: list[TracedStep] = []
+        make_writable(Path(choice.file).parent, "the folder of capture.file")
+        self._num_steps, self._is_over = 0, False
+        self._steps: tuple[TracedStep, ...] = ()
         self._recorders: dict[Any, tuple[Any, OpsFactory]] = {}
         """Functions that record a step, each with the ops whose identity is in its key."""
         self._seen: set[StepKey] = set()
@@ -60,19 +61,20 @@ class Capture:
     def watch(self, executor: ExecutorView, step: Step, tables: Mapping[str, np.ndarray]) -> None:
         """Called before a step is launched, with the page tables of its rows, int32 [S, P] by
         group. A captured step waits for the device. An error is logged, and steps of that program
-        are not tried again.
+        are not tried again; after one of the file, no step is.
         """
         number, key = self._num_steps, step.program
         self._num_steps += 1
-        if key in self._failed or not self._chosen(number, key):
+        if self._is_over or key in self._failed or not self._chosen(number, key):
             return
         try:
-            self._steps.append(self._captured(executor, step, tables, number))
-            trace = CallTrace(self._run, executor.parts.layout, tuple(self._steps))
-            trace.write(Path(self._choice.file))
-        except (EnginebayError, OSError, RuntimeError, TypeError) as error:
+            steps = (*self._steps, self._captured(executor, step, tables, number))
+            CallTrace(self._run, executor.parts.layout, steps).write(Path(self._choice.file))
+            self._steps = steps
+        except Exception as error:  # noqa: BLE001  # it must not end the live step
             log.warning("capture of step %d (%s): %s", number, key, error_line(error))
             self._failed.add(key)
+            self._is_over = isinstance(error, OSError)  # the next file would not be written either
 
     def _chosen(self, number: int, key: StepKey) -> bool:
         """Whether a step is captured: one of the chosen numbers, or without any the first step of
@@ -124,7 +126,7 @@ class Capture:
         if name not in self._recorders:
             require_maps(f"a capture of {key}")
             ops = make_ops(form.bucket, form.layouts)
-            keeps = always if self._choice.values else _is_index
+            keeps = _is_value if self._choice.values else _is_index
             recorder = CallRecorder(executor.compile_options, ops.shares_layers, keeps)
             wrapped = functools.partial(_wrapped, recorder, make_ops, self._choice.ops)
             step = functools.partial(_whole_step, model, wrapped, layouts, form)
@@ -132,9 +134,15 @@ class Capture:
         return self._recorders[name][0]
 
 
-def _is_index(array: Any) -> bool:
-    """Whether an array has indices or numbers of rows, which random numbers cannot stand for."""
-    return str(array.dtype) in ("int32", "bool")
+def _is_index(op: str, array: Any) -> bool:
+    """Whether an array has indices or numbers of rows, which random numbers cannot stand for. Those
+    of attention are in its step.
+    """
+    return op != ATTENTION and str(array.dtype) in ("int32", "bool")
+
+
+def _is_value(op: str, array: Any) -> bool:
+    return op != ATTENTION
 
 
 def _wrapped(

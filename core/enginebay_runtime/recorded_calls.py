@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.ops.caps import LAYER, always
+from enginebay.ops.caps import LAYER
 
 _Static = Hashable
 
@@ -61,6 +61,10 @@ class RecordedCall:
         return self.form.arguments(self.arrays)
 
 
+def _everything(op: str, array: Any) -> bool:
+    return True
+
+
 def _shape_of(array: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(array.shape, array.dtype)
 
@@ -70,14 +74,14 @@ class CallRecorder:
     """Stands in for each implementation of an op (`Ops.wrapped`) while `run` traces a model, and
     keeps the calls in their order.
 
-    `keeps`: of which arrays, by shape and dtype, the numbers are kept. `same_layers`: no
+    `keeps`: of which arrays, by op, shape and dtype, the numbers are kept. `same_layers`: no
     implementation reads the number of the layer (`Ops.shares_layers`), so calls of several layers
     are of one sort.
     """
 
     options: Mapping[str, Any]
     same_layers: bool
-    keeps: Callable[[Any], bool] = always
+    keeps: Callable[[str, Any], bool] = _everything
     calls: list[RecordedCall] = dataclasses.field(default_factory=list)
     implementations: dict[str, Any] = dataclasses.field(default_factory=dict)
     _traced: list[tuple[str, CallForm, list[Any]]] = dataclasses.field(default_factory=list)
@@ -110,7 +114,7 @@ class CallRecorder:
             self._traced.clear()
             result = function(*arguments)
             found[:] = [(op, form, [_shape_of(x) for x in xs]) for op, form, xs in self._traced]
-            kept = [[x for x in xs if self.keeps(x)] for _, _, xs in self._traced]
+            kept = [[x for x in xs if self.keeps(op, x)] for op, _, xs in self._traced]
             self._traced.clear()
             return result, kept
 
@@ -121,7 +125,7 @@ class CallRecorder:
             calls = []
             for (op, form, shapes), arrays in zip(found, kept, strict=True):
                 rest = iter(arrays)
-                both = tuple(next(rest) if self.keeps(one) else one for one in shapes)
+                both = tuple(next(rest) if self.keeps(op, one) else one for one in shapes)
                 calls.append(RecordedCall(op, form, both))
             return result, calls
 

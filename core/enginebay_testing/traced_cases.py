@@ -22,6 +22,7 @@ from enginebay.errors import InputError
 from enginebay.ops.bound import AttentionImpl
 from enginebay.ops.caps import Env
 from enginebay.ops.op import Op
+from enginebay.ops.spec import FLOAT_DTYPES
 from enginebay.weights import QuantizedArray
 from enginebay_runtime.call_trace import (
     CallTrace,
@@ -74,8 +75,9 @@ class TracedShape:
         """Return the dtype of the activations: that of queries, or of the first floats."""
         if isinstance(self.call, TracedAttention):
             return self.call.spec.q_dtype
-        dtypes = (x.dtype for x in jax.tree.leaves(self.call.arguments) if is_traced(x))
-        return next((d for d in dtypes if jnp.issubdtype(jnp.dtype(d), jnp.floating)), "float32")
+        leaves = jax.tree.leaves(self.call.arguments, is_leaf=_is_weight)
+        dtypes = (x.dtype for x in leaves if is_traced(x))
+        return next((dtype for dtype in dtypes if dtype in FLOAT_DTYPES), "float32")
 
 
 def traced_shapes(trace: CallTrace, op: str) -> list[TracedShape]:
@@ -85,7 +87,9 @@ def traced_shapes(trace: CallTrace, op: str) -> list[TracedShape]:
     found: dict[str, TracedShape] = {}
     known: set[Any] = set()
     for step in trace.steps:
-        same = step.attention if op == ATTENTION else [c for c in step.calls if c.op == op]
+        has_rows = bool((step.kv_lens > 0).any())
+        attention = step.attention if has_rows else ()
+        same = attention if op == ATTENTION else [c for c in step.calls if c.op == op]
         for call in same:
             identity = (step.number, call) if op == ATTENTION else _identity(call)
             if identity in known:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,28 @@ def test_a_flag_overrides_the_file(tmp_path: Path, served: list[Any]) -> None:
     assert settings.max_concurrency == 7
     assert main(["serve", "demo", "--config", file_of(tmp_path, FILE)]) == 0
     assert list(served[1][0]) == ["demo"]
+    flags = ["--cors-origin", "https://b.example", "--cors-origin", "https://c.example"]
+    assert main(["serve", "--model", "demo", "--config", file_of(tmp_path, FILE), *flags]) == 0
+    assert list(served[2][0]) == ["demo"]
+    assert served[2][2].cors_origins == ("https://b.example", "https://c.example")
+
+
+def test_a_file_that_can_be_read_once_is_enough(tmp_path: Path, served: list[Any]) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(FILE,), daemon=True)
+    writer.start()
+    assert main(["serve", "--config", str(pipe)]) == 0
+    assert [config.max_num_seqs for config in served[0][0].values()] == [2, 3]
+
+
+def test_engines_do_not_share_the_file_of_a_capture(
+    tmp_path: Path, served: list[Any], capsys: Any
+) -> None:
+    capture = ["--capture", str(tmp_path / "x.trace")]
+    assert main(["serve", "--config", file_of(tmp_path, FILE), *capture]) == 2
+    assert "for several engines. Allowed: a file for each engine" in capsys.readouterr().err
+    assert not served
 
 
 @pytest.mark.parametrize(
@@ -92,8 +116,10 @@ def test_a_flag_overrides_the_file(tmp_path: Path, served: list[Any]) -> None:
         ("cors_origin = 'a'", "Allowed: a list of texts"),
         ("warmup = 'never'", "Allowed: one of background, full, lazy"),
         ("host = 1", "Allowed: a text"),
-        ("models = [1]", "a model, or a table with `model`"),
-        ('models = [{name = "x"}]', "a model, or a table with `model`"),
+        ('models = [{model = "demo", name = true}]', "a text if it has a `name`"),
+        ('models = ["demo", "demo"]', "set `name` in each table of serve.models"),
+        ("models = [1]", "a model, or a table with the text `model`"),
+        ('models = [{name = "x"}]', "a model, or a table with the text `model`"),
         ('models = [{model = "demo", max_num_sequences = 1}]', "max_num_seq"),
         ("max_concurrency = 0", "max_concurrency = 0. Allowed: 1 or more"),
     ],

@@ -34,7 +34,7 @@ from enginebay_runtime.call_trace import (
     TracedCall,
     TracedStep,
 )
-from enginebay_runtime.capture import Capture
+from enginebay_runtime.capture import Capture, _is_value
 from enginebay_testing.attention_inputs import make_problem
 from enginebay_testing.traced_cases import (
     SHIPPED,
@@ -127,6 +127,36 @@ def of_type(name: str) -> Any:
     return lambda header: header["steps"][0].update(record=name)
 
 
+def of_step(field: str, value: Any) -> Any:
+    return lambda header: header["steps"][0]["fields"].update({field: value})
+
+
+def of_bucket(field: str, value: Any) -> Any:
+    return lambda header: header["steps"][0]["fields"]["bucket"]["fields"].update({field: value})
+
+
+def of_attention(field: str, value: Any) -> Any:
+    def change(header: Any) -> None:
+        header["steps"][0]["fields"]["attention"]["tuple"][0]["fields"].update({field: value})
+
+    return change
+
+
+def of_array(shape: tuple[int, ...]) -> Any:
+    def change(header: Any) -> None:
+        call = header["steps"][0]["fields"]["calls"]["tuple"][0]["fields"]
+        call["arguments"]["tuple"][0]["fields"]["shape"] = {"tuple": list(shape)}
+
+    return change
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -134,6 +164,20 @@ def of_type(name: str) -> Any:
         (of_type("subprocess:Popen"), "no dataclass"),
         (of_type("antigravity:X"), "no dataclass of an imported module"),
         (of_type("enginebay.errors:InputError"), "no dataclass"),
+        (of_type("enginebay.__main__:X"), "no dataclass of an imported module"),
+        (of_type("enginebay.ops.nope:X"), "enginebay.ops.nope"),
+        (lambda header: header.update(run=nested(900)), "no trace of calls"),
+        (of_step("bucket", None), "fields of other types"),
+        (of_step("attention", 3), "fields of other types"),
+        (of_step("q_lens", None), "no int32 of each row"),
+        (of_bucket("max_kv_len", 7), "longer than its bucket"),
+        (of_bucket("tokens", 1), "more new tokens"),
+        (of_bucket("seqs", 1 << 40), "has the size"),
+        (of_attention("num_pages", 4), "does not fit the cache"),
+        (of_attention("num_pages", 1 << 40), "a cache has"),
+        (of_attention("group", "other"), "other"),
+        (of_attention("spec", 1), "attention has fields"),
+        (of_array((1 << 40, 1 << 40)), "an array of"),
         (of_type("enginebay.ops.spec:Bucket"), "unexpected keyword"),
         (lambda header: header.update(steps=[1]), "no TracedSteps"),
         (lambda header: header["steps"][0]["fields"]["q_lens"].update(array=99), "array_99"),
@@ -159,6 +203,32 @@ def test_a_file_that_is_none_is_refused(file: Path) -> None:
         patch.setattr("enginebay_runtime.call_trace.MAX_BYTES", 1 << 19)
         with pytest.raises(InputError, match="its arrays have 1048576 bytes"):
             CallTrace.read(file)
+
+
+def test_no_changed_bit_ends_the_reader(file: Path) -> None:
+    whole, rng = file.read_bytes(), np.random.default_rng(0)
+    refused = 0
+    for place in rng.integers(0, 8 * len(whole), 300):
+        changed = bytearray(whole)
+        changed[place // 8] ^= 1 << (place % 8)
+        file.write_bytes(changed)
+        try:
+            CallTrace.read(file)
+        except InputError:
+            refused += 1
+    assert refused > 100
+
+
+def test_an_array_is_unpacked_once(file: Path) -> None:
+    value = np.zeros(1 << 16, np.int32)
+    calls = tuple(
+        TracedCall("linear", "xla", (array(1 << 16, dtype="int32", values=value),), {}, number)
+        for number in range(50)
+    )
+    trace(step(calls=calls)).write(file)
+    assert file.stat().st_size < 20_000
+    found = CallTrace.read(file).steps[0].calls
+    assert len({call.arguments[0].values.ctypes.data for call in found}) == 1
 
 
 def test_equal_calls_of_several_steps_are_one_and_attention_is_of_its_step() -> None:
@@ -319,6 +389,46 @@ def test_steps_are_chosen(
     assert found == captured
     written = CallTrace.read(tmp_path / "x").steps
     assert [one.number for one in written] == captured
+
+
+class Flaky(Capture):
+    """Captures steps, of which some fail."""
+
+    def _captured(self, executor: Any, step_: Any, tables: Any, number: int) -> TracedStep:
+        if number == 0:
+            raise KeyError("full")
+        if number == 1:
+            return step(1, calls=(TracedCall("linear", "xla", (object(),), {}, 1),))
+        return step(number)
+
+
+def test_a_step_that_fails_ends_neither_the_run_nor_the_capture(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "x.trace"
+    capture = Flaky(CaptureChoice(file=str(path), every=1), {})
+    executor = MagicMock(**{"parts.layout": "hnd"})
+    for rows in (1, 2, 3):
+        capture.watch(executor, MagicMock(program=key(rows)), {})
+    assert [one.number for one in CallTrace.read(path).steps] == [2]
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+    path.unlink()
+    path.mkdir()
+    for rows in (3, 4):
+        capture.watch(executor, MagicMock(program=key(rows)), {})
+    assert len(caplog.records) == 3, "after an error of the file no step is captured"
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_the_start() -> None:
+    with pytest.raises(InputError, match=r"capture\.file.*cannot be written"):
+        Capture(CaptureChoice(file="/proc/nothing/x.trace"), {})
+
+
+def test_numbers_of_attention_and_of_layers_without_rows_are_left_out() -> None:
+    idle = step(kv_lens=np.zeros(3, np.int32))
+    assert traced_shapes(trace(idle), "attention") == []
+    assert not _is_value("attention", jnp.ones(1))
+    assert _is_value("linear", jnp.ones(1))
 
 
 def test_a_capture_compiles_while_serving() -> None:

@@ -8,13 +8,13 @@ import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from enginebay.cli.command import Command
+from enginebay.cli.command import LOG_LEVELS, Command
 from enginebay.cli.options import add_engine_arguments, flag_values
 from enginebay.config import make_config
 from enginebay.errors import InputError, UnsupportedError
-from enginebay.toml_file import read_settings
+from enginebay.toml_file import engine_settings
 from enginebay_server.keys import read_api_keys
-from enginebay_server.serve_section import flag_defaults
+from enginebay_server.serve_section import MODELS, Repeated, flag_defaults
 from enginebay_server.settings import LIMITS, ServerSettings, ToolPrompt, UnknownFields, Warmup
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ FLAG_OF = {name: name.removesuffix("_s") for name, one in LIMITS.items() if one.
 def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
     """Models, address, keys, limits, and the engine's flags."""
     _add_own(parser)
+    parser.set_defaults(file_models=None, file_settings={})
     add_engine_arguments(parser)
 
 
@@ -49,7 +50,7 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--served-model-name",
         metavar="NAME",
-        action="append",
+        action=Repeated,
         default=[],
         help="name for clients, once for each MODEL (default: the MODEL itself)",
     )
@@ -97,7 +98,7 @@ def _add_address(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--cors-origin",
         metavar="ORIGIN",
-        action="append",
+        action=Repeated,
         default=[],
         help="origin of a web site whose pages may send requests; may be repeated",
     )
@@ -199,17 +200,19 @@ def configs_from(args: argparse.Namespace) -> dict[str, EngineConfig]:
     """
     if args.models and args.model:
         raise InputError("MODEL and --model are both set", "one of the two", "Leave --model out.")
-    entries = [one if isinstance(one, Mapping) else {"model": one} for one in args.models]
-    given = [_config_of(entry, args) for entry in entries or [{"model": args.model}]]
+    models = args.models or ([args.model] if args.model else args.file_models or [None])
+    entries = [one if isinstance(one, Mapping) else {"model": one} for one in models]
+    given = [_config_of(entry, args) for entry in entries]
+    _refuse_shared_captures(given, args.replicas)
     names = args.served_model_name or [
-        str(entry.get("name", config.model))
-        for entry, config in zip(entries or [{}], given, strict=True)
+        entry.get("name", config.model) for entry, config in zip(entries, given, strict=True)
     ]
     if len(names) != len(given) or len(set(names)) != len(names) or not all(names):
         raise InputError(
             f"the names {', '.join(map(repr, names))} for {len(given)} models",
             "one name per model, all different",
-            "Pass --served-model-name once for each MODEL, in their order.",
+            "Pass --served-model-name once for each MODEL, in their order, or set `name` in each "
+            "table of serve.models.",
         )
     return dict(zip(names, map(_for_serving, given, [args.warmup] * len(given)), strict=True))
 
@@ -219,13 +222,27 @@ def _config_of(entry: Mapping[str, Any], args: argparse.Namespace) -> EngineConf
     own = {name: value for name, value in entry.items() if name not in ("name", "model")}
     flags = flag_values(args)
     model = {} if entry["model"] is None else {"model": entry["model"]}
-    return make_config(read_settings(args.config), own, {**flags, **model})
+    return make_config(args.file_settings, own, {**flags, **model})
+
+
+def _refuse_shared_captures(configs: Sequence[EngineConfig], replicas: int | None) -> None:
+    """Raise InputError where several engines would write the file of one capture."""
+    files = [config.capture.file for config in configs if config.capture is not None]
+    if len(set(files)) < len(files) or (files and replicas is not None):
+        raise InputError(
+            f"capture.file = {files[0]!r} for several engines",
+            "a file for each engine",
+            "Serve one model in this process, or set capture in each table of serve.models.",
+        )
 
 
 def _file_defaults(file: Mapping[str, Any]) -> Mapping[str, Any]:
     parser = argparse.ArgumentParser(add_help=False)
     _add_own(parser)
-    return flag_defaults(file, parser)
+    parser.add_argument("--log-level", choices=LOG_LEVELS)
+    found = flag_defaults(file, parser)
+    models = found.pop(MODELS, None)
+    return {**found, "file_models": models, "file_settings": engine_settings(file)}
 
 
 def _for_serving(config: EngineConfig, warmup: Warmup) -> EngineConfig:

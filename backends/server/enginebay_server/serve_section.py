@@ -14,6 +14,22 @@ SECTION = "serve"
 MODELS = "models"
 
 
+class Repeated(argparse.Action):
+    """A flag that may be repeated: its values form a list, in place of that of the file."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Add a value; the first one begins a new list."""
+        before = getattr(namespace, self.dest)
+        is_default = before is parser.get_default(self.dest)
+        setattr(namespace, self.dest, [*([] if is_default else before), values])
+
+
 def flag_defaults(file: Mapping[str, Any], parser: argparse.ArgumentParser) -> dict[str, Any]:
     """Return the values of a file's section by the names of the flags that `parser` declares, with
     underscores. InputError for a name that is no flag, and for a value that its flag refuses.
@@ -36,10 +52,11 @@ def models_in(value: Any) -> list[str | Mapping[str, Any]]:
     entries = value if isinstance(value, list) else [value]
     for entry in entries:
         model = entry.get("model") if isinstance(entry, Mapping) else entry
-        if not isinstance(model, str) or not model:
+        name = entry.get("name", "x") if isinstance(entry, Mapping) else "x"
+        if not all(isinstance(text, str) and text for text in (model, name)):
             raise InputError(
                 f"{SECTION}.{MODELS} has {entry!r}",
-                "a model, or a table with `model`",
+                "a model, or a table with the text `model`, and a text if it has a `name`",
                 f'Write [[{SECTION}.{MODELS}]] and model = "demo" below it.',
             )
     return entries

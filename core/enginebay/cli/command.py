@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
 
 @dataclasses.dataclass(frozen=True)
 class Command:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from enginebay import __version__
-from enginebay.cli.command import Command
+from enginebay.cli.command import LOG_LEVELS, Command
 from enginebay.cli.interrupts import INTERRUPTED, second_ends
 from enginebay.cli.parsing import CommandParser, refuse_rest
 from enginebay.cli.waiting import plain_waits
@@ -90,7 +90,7 @@ def _dispatch(arguments: list[str]) -> int:
         sub.add_argument(
             "--log-level",
             default="warning",
-            choices=["debug", "info", "warning", "error"],
+            choices=LOG_LEVELS,
             help="lowest severity of messages that are written to stderr",
         )
         if command is not None and listed == name:

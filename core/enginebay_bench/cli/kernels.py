@@ -356,7 +356,8 @@ def read_trace(args: argparse.Namespace) -> CallTrace | None:
     """
     if args.trace is None:
         return None
-    from enginebay.compose.ops import ATTENTION
+    from enginebay.compose.ops import ATTENTION, usable_ops
+    from enginebay.plugins.registry import load_registry
     from enginebay_testing.traced_cases import find_trace, traced_shapes
 
     refuse_flags(args, "--trace", "it without --trace", OF_TRACES)
@@ -367,7 +368,8 @@ def read_trace(args: argparse.Namespace) -> CallTrace | None:
     for op in listed(args.op or ""):
         if op not in has:
             raise unknown_name("op of the trace", op, has)
-    args.op = args.op or ",".join(has)
+    ops = usable_ops(load_registry())[0]
+    args.op = args.op or ",".join(op for op in has if op in ops and ops[op].bench is not None)
     shapes = (shape for op in listed(args.op) for shape in traced_shapes(trace, op))
     args.dtype = ",".join(dict.fromkeys(shape.dtype for shape in shapes))
     return trace
