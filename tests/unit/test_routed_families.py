@@ -18,6 +18,7 @@ from enginebay.errors import CheckpointError
 from enginebay.weights import QuantizedArray, WeightFormat
 from enginebay_models.experts import ExpertsConfig
 from enginebay_models.source import CheckpointSource
+from tests.adapters import write_adapter
 from tests.parity import tiny
 
 
@@ -120,6 +121,19 @@ def test_layers_of_ernie_have_experts_as_config_json_says() -> None:
     without = build("ernie4_5_moe", moe_num_shared_experts=0).weight_specs()
     assert "layers.1.mlp.router" in without
     assert not any("shared" in path for path in without)
+
+
+def test_tensors_of_later_layers_are_no_fault_over_devices_and_with_adapters(
+    tmp_path: Path,
+) -> None:
+    folder = tiny.write_checkpoint(tmp_path / "model", "glm4_moe-one")
+    file = folder / "model.safetensors"
+    later = {"model.layers.2.eh_proj.weight": np.ones(3, np.float32)}
+    save_file(load_file(file) | later, file)
+    adapter = str(write_adapter(tmp_path / "a", folder, targets=["q_proj"]))
+    for fields in ({"mesh": {"tensor": 2}}, {"lora": {"a": adapter}}):
+        plan = make_plan(EngineConfig(model=str(folder), dtype="float32", **fields))  # type: ignore[arg-type]
+        assert "lm_head" in plan.load_weights()
 
 
 def test_corrections_stay_in_float32_and_later_layers_are_not_read(tmp_path: Path) -> None:

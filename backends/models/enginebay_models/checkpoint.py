@@ -292,7 +292,7 @@ def check_tensors(model: Model, stored: Tensors) -> None:
         check_tied(stored[HEAD], stored[embedding[0]])
     # A head that is stored although it is tied. An untied head is used, so it is never left over.
     rest = stored.keys() - wanted.keys() - {HEAD}
-    unused = model.unused_tensors
+    unused = model.info.unused_tensors
     if extra := {n for n in rest if not (_IGNORED.search(n) or n.startswith(unused))}:
         given = (
             f"the checkpoint has {_listing(extra)}, "

@@ -83,7 +83,7 @@ class Variant:
     is one of the MLP alone. With `stream_norms` both follow what was added (StreamNorm).
     `final_norm`: there is a norm before the head. `mlp` makes the MLP of a layer; it has the
     signature of `Mlp`, and gets `mlp_config` if that is given. `names` replaces parts of the names
-    of tensors, in order; `unused` is Model.unused_tensors.
+    of tensors, in order; `unused` is ModelInfo.unused_tensors.
     """
 
     windows: tuple[int | None, ...]
@@ -169,8 +169,9 @@ def build_decoder(
         auto_max_model_len=config.auto_max_model_len,
         constants=repr((config.rope, config.activation, config.norm_eps, variant)),
         states=() if variant.mixer is None else (variant.mixer.group,),
+        unused_tensors=variant.unused,
     )
-    return NnxModel(info, module, variant.names, variant.unused)
+    return NnxModel(info, module, variant.names)
 
 
 def _attention(
@@ -291,17 +292,10 @@ class NnxModel(Model):
     """
 
     def __init__(
-        self,
-        info: ModelInfo,
-        module: Decoder,
-        names: Mapping[str, str] | None = None,
-        unused: tuple[str, ...] = (),
+        self, info: ModelInfo, module: Decoder, names: Mapping[str, str] | None = None
     ) -> None:
-        """Split the module; `names` replaces parts of the names of checkpoint tensors, of which the
-        model does not use those that begin with one of `unused`.
-        """
+        """Split the module; `names` replaces parts of the names of checkpoint tensors."""
         self.info = info
-        self.unused_tensors = unused
         variables = nnx.to_flat_state(nnx.state(module))
         self._specs: dict[str, WeightSpec] = {}
         self._sources: dict[str, TensorSource] = {}

@@ -63,7 +63,8 @@ def build_latent(
     unused: tuple[str, ...] = (),
 ) -> Model:
     """Return a model with latent attention. `num_shared`: the default number of shared experts;
-    `is_interleaved`: the features of a rotary pair lie beside each other in checkpoints.
+    `is_interleaved`: the features of a rotary pair lie beside each other in checkpoints;
+    `unused` is ModelInfo.unused_tensors.
     """
     # Rotary positions apply to the rotary features of a head only.
     rope_dim = positive(config, "qk_rope_head_dim", _ROPE_DIM)
@@ -104,11 +105,15 @@ def build_latent(
         (decoder.vocab_size, decoder.hidden_size),
         tied=decoder.tied,
     )
-    return NnxModel(_info(family, decoder, attention, experts), module, unused=unused)
+    return NnxModel(_info(family, decoder, attention, experts, unused), module)
 
 
 def _info(
-    family: str, decoder: DecoderConfig, attention: LatentConfig, experts: ExpertsConfig
+    family: str,
+    decoder: DecoderConfig,
+    attention: LatentConfig,
+    experts: ExpertsConfig,
+    unused: tuple[str, ...],
 ) -> ModelInfo:
     spec = attention.spec
     return ModelInfo(
@@ -120,6 +125,7 @@ def _info(
         {LATENT: spec},
         auto_max_model_len=decoder.auto_max_model_len,
         constants=repr((attention, decoder.activation, decoder.norm_eps, experts)),
+        unused_tensors=unused,
     )
 
 

@@ -182,8 +182,8 @@ def layer_windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | Non
 
 
 def later_layers(config: Mapping[str, Any], num_layers: int) -> tuple[str, ...]:
-    """Return Model.unused_tensors of a family whose checkpoints have num_nextn_predict_layers more
-    layers, 1 if the field is absent, which predict later tokens (MTP).
+    """Return ModelInfo.unused_tensors of a family whose checkpoints have num_nextn_predict_layers
+    more layers, 1 if the field is absent, which predict later tokens (MTP).
     """
     name = "num_nextn_predict_layers"
     last = num_layers

@@ -72,6 +72,8 @@ class ModelInfo:
     """The first id of the vocabulary's padding: the tokenizer has no token for the ids from here to
     vocab_size - 1. Steps do not sample or report these ids. None: no padding is known.
     """
+    unused_tensors: tuple[str, ...] = ()
+    """First parts of the names of tensors that checkpoints may have, and that no weight reads."""
 
     @property
     def num_token_ids(self) -> int:
@@ -135,12 +137,9 @@ class Model(ABC):
     Invariants: `hidden` and `logits` are pure functions of their arguments and can be traced; they
     compute through `ops`; the rows of a batch do not influence one another. The head is a separate
     method, so that a step can sample, pool or score.
-
-    `unused_tensors`: first parts of the names of tensors that its checkpoints may have besides.
     """
 
     info: ModelInfo
-    unused_tensors: tuple[str, ...] = ()
 
     @abstractmethod
     def weight_specs(self) -> dict[str, WeightSpec]:
