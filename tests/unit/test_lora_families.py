@@ -28,7 +28,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "cohere-one": TARGETS,
     "glm4-one": ("q_proj", "k_proj", "v_proj", "o_proj", "gate_up_proj", "down_proj"),
     "gpt_neox-one": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
+    "falcon-one": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
     "olmo2-one": TARGETS,
+    "opt-one": ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"),
     "phi3-one": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
     "deepseek_v2-grouped": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"),
 }
