@@ -116,7 +116,7 @@ def test_layer_types_decide_over_max_window_layers() -> None:
 def test_qwen_takes_what_transformers_takes_where_config_json_is_silent() -> None:
     silent = {name: value for name, value in CONFIG.items() if name != "num_key_value_heads"}
     for family in (qwen2, qwen3):
-        fields = {
+        fields: dict[str, Any] = {
             "num_attention_heads": 64,
             "head_dim": 8,
             "use_sliding_window": True,
@@ -127,6 +127,9 @@ def test_qwen_takes_what_transformers_takes_where_config_json_is_silent() -> Non
             ("full", 32, None),
             ("window", 32, 4096),
         ]
+        del fields["use_sliding_window"]
+        info = family.build(silent | fields | {"sliding_window": 16}, dtype="float32").info
+        assert [(g.name, g.window) for g in info.groups] == [("full", None)]
         with pytest.raises(
             CheckpointError, match=r"num_key_value_heads by default = 32.*divisor of .* = 8"
         ):
@@ -185,6 +188,8 @@ ORIGINAL = "original_max_position_embeddings"
 
 def test_yarn_stretches_the_context() -> None:
     assert read_decoder(CONFIG | {"rope_scaling": YARN | {ORIGINAL: 128}}).max_model_len == 512
+    longer = {"max_position_embeddings": 200, "rope_scaling": YARN | {ORIGINAL: 128}}
+    assert read_decoder(CONFIG | longer).max_model_len == 512, "the original context is stretched"
 
 
 @pytest.mark.parametrize("rules", [LLAMA3, YARN])
