@@ -43,7 +43,7 @@ from tests.unit.loops import (
     seeing,
     tokens,
 )
-from tests.unit.serving import DEADLOCK_S, within_a_minute
+from tests.unit.serving import DEADLOCK_S, within_minutes
 
 
 @pytest.fixture(params=["vinference", "oengine"])
@@ -142,7 +142,7 @@ def test_a_running_request_is_aborted_and_its_row_serves_another(
     loop.call(start.check)
 
 
-@within_a_minute
+@within_minutes
 def test_closing_fails_what_is_under_way_and_ends_the_thread(start: Loops) -> None:
     before = loop_threads()
     loop = start()

@@ -105,7 +105,7 @@ def test_others_finish_while_a_mask_never_comes_and_closing_does_not_wait_for_it
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120, func_only=True)
+@pytest.mark.timeout(300, func_only=True)
 def test_the_mask_that_exceeds_the_limit_of_time_ends_its_own_request(
     start: Loops,
 ) -> None:

@@ -42,7 +42,7 @@ from tests.unit.loops import (
     seeing,
     tokens,
 )
-from tests.unit.serving import DEADLOCK_S, within_a_minute
+from tests.unit.serving import DEADLOCK_S, within_minutes
 
 REAL = pytest.param("real", marks=pytest.mark.xdist_group("tiny"))
 
@@ -88,7 +88,7 @@ class NeverPreempts(Scheduler):
         return Decision(decode=tuple(row.request_id for row in able if row.max_new_left)), state
 
 
-@within_a_minute
+@within_minutes
 @pytest.mark.parametrize(("count", "max_tokens"), [(2, 120), (6, 60)])
 @pytest.mark.parametrize("insists", [False, True])
 def test_a_scheduler_that_never_preempts_cannot_stall_the_loop(
@@ -126,7 +126,7 @@ def test_aborting_frees_pages_before_the_next_step(start: Loops) -> None:
     assert {events(ticket)[-1].finish_reason for ticket in tickets} == {"abort"}
 
 
-@within_a_minute
+@within_minutes
 def test_a_request_that_can_never_fit_does_not_wait(start: Loops) -> None:
     never, fits = start().submit([alike("never", 100, 100), alike("fits", 100, 5)])
     (last,) = events(never)

@@ -14,7 +14,7 @@ from tests.brief import TINY
 from tests.fakes import install
 from tests.unit.loops import Pauses, go_on, seeing
 from tests.unit.replaceable_parts import Changing, changing
-from tests.unit.serving import within_a_minute
+from tests.unit.serving import within_minutes
 from tests.unit.speculation_helpers import Counts, Oracle, run, tokens_of
 
 pytestmark = pytest.mark.xdist_group("speculation")
@@ -63,7 +63,7 @@ def one_by_one(made: Changing, params: SamplingParams) -> list[list[int]]:
     return [tokens_of(run(made, [prompt], params, None))[0] for prompt in PROMPTS]
 
 
-@within_a_minute
+@within_minutes
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_preempted_rows_that_are_drafted_get_the_tokens_of_ordinary_decoding(
     made: Changing, kind: str

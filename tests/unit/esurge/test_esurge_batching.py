@@ -25,7 +25,7 @@ from tests.unit.esurge.small import (
     until,
     with_,
 )
-from tests.unit.serving import within_a_minute
+from tests.unit.serving import within_minutes
 
 pytestmark = pytest.mark.xdist_group("esurge")
 
@@ -102,7 +102,7 @@ def test_only_the_rest_of_a_known_prompt_is_computed(engine: eSurge) -> None:  #
     assert counts[-2:] == [12, 60], "of 24 pages, those of the prompt used longest ago are evicted"
 
 
-@within_a_minute
+@within_minutes
 def test_a_request_that_never_fits_is_refused_and_others_are_served(
     make_faked: Make,
 ) -> None:  # holds S20

@@ -12,7 +12,7 @@ from enginebay_oengine import HBMPageManager, OpenedModel, PagedAttentionCache
 from enginebay_oengine.inference_scheduler import InferenceScheduler
 from enginebay_oengine.iteration import GenerationStepTask, InitialSequenceRequest
 from tests.unit.oengine.small import NUM_PAGES, PAGE_SIZE
-from tests.unit.serving import DEADLOCK_S, within_a_minute
+from tests.unit.serving import DEADLOCK_S, within_minutes
 
 pytestmark = pytest.mark.xdist_group("oengine_api")
 
@@ -49,7 +49,7 @@ def test_page_manager_gives_and_takes_pages_but_the_dummy(model: OpenedModel) ->
     assert sorted(manager.alloc_hbm_pages(8)) == list(range(1, 9))
 
 
-@within_a_minute
+@within_minutes
 @pytest.mark.parametrize("what", ["prompt", "sequence"])
 def test_who_waits_for_work_is_woken(
     model: OpenedModel, monkeypatch: pytest.MonkeyPatch, what: str
