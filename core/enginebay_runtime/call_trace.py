@@ -177,10 +177,8 @@ def _check_step(step: Any) -> None:
         if type(size) not in (int, str, bool) or (type(size) is int and not 0 < size <= MAX_TOKENS):
             raise ValueError(f"a bucket has the size {size!r}")
     for lens in rows:
-        if not isinstance(lens, np.ndarray) or (lens.shape, lens.dtype) != (
-            (bucket.seqs,),
-            np.int32,
-        ):
+        is_array = isinstance(lens, np.ndarray) and lens.dtype == np.int32
+        if not is_array or lens.shape != (bucket.seqs,):
             raise ValueError("lengths are no int32 of each row")
     if bool((step.kv_lens > bucket.max_kv_len).any() or (step.kv_lens < 0).any()):
         raise ValueError("a row is longer than its bucket")
