@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
+from enginebay import LLM
+from enginebay.cli import main
 from enginebay.cli.options import add_engine_arguments, config_from
 from enginebay.compose.resolve import ResolveInputs, pick, resolve
 from enginebay.config import EngineConfig, make_config
 from enginebay.config_sections import AUTO, Choice, KernelChoice
-from enginebay.errors import ConfigError, InputError
+from enginebay.errors import ConfigError, InputError, UnsupportedError
 from enginebay.ops.select import Candidate
 from enginebay.toml_file import read_toml
 
@@ -389,3 +391,16 @@ def test_a_context_longer_than_the_models_is_refused() -> None:
     assert resolve(EngineConfig(max_model_len=8192), FACTS)[0].max_model_len == 8192
     with pytest.raises(ConfigError, match=r"max_model_len = 8193. Allowed: at most 8192"):
         resolve(EngineConfig(max_model_len=8193), FACTS)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "mixed"])
+def test_a_file_chooses_a_kernel_for_each_phase(
+    phase: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A phase gets the kernel that is named for it: one that cannot serve it is refused."""
+    file = tmp_path / "phases.toml"
+    file.write_text(f'[kernels.attention]\ndecode = "xla"\n{phase} = "native"\n')
+    assert main(["explain", "--platform", "cpu", "--config", str(file)]) == 2
+    assert "native" in capsys.readouterr().err
+    with pytest.raises(UnsupportedError, match="native"):
+        LLM.from_config(file, platform="cpu")
