@@ -416,7 +416,7 @@ def _layouts_by_spec(
 ) -> dict[AttnSpec, KVLayout]:
     """Return the layout of each spec as models pass it: with the dtype of the computation."""
     return {
-        spec.stored_as(spec.q_dtype): layout
+        spec.called: layout
         for group, spec in attention.items()
         if isinstance(layout := layouts[group], KVLayout)
     }

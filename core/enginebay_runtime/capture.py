@@ -171,7 +171,7 @@ def _whole_step(
 def _attention(
     executor: ExecutorView, form: ShadowCacheForm, calls: Sequence[RecordedCall]
 ) -> tuple[TracedAttention, ...]:
-    groups = {spec: group for group, spec in executor.parts.model.info.attention.items()}
+    groups = {spec.called: group for group, spec in executor.info.attention.items()}
     found: collections.Counter[tuple[str, bool]] = collections.Counter()
     for call in calls:
         if call.op == ATTENTION:

@@ -145,7 +145,7 @@ class Shadow:
         captured, q_lens, kv_lens = run("capture", capturing, given)[0]
         totals = [0.0, 0.0]
         for group, layers in captured.items():
-            spec = executor.info.attention[group]
+            spec = executor.info.attention[group].called
             for layer, qkv in enumerate(layers):
                 outs = []
                 for side, (form, make_ops) in enumerate(zip(forms, factories, strict=True)):

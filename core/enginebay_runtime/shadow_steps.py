@@ -114,7 +114,7 @@ def run_model(
         token_ids, q_lens, kv_lens = inputs
     ops = make_ops(form.bucket, form.layouts)
     rotate, attention_chosen = ops.named("rope"), ops.named("attention")
-    groups = {spec: group for group, spec in model.info.attention.items()}
+    groups = {spec.called: group for group, spec in model.info.attention.items()}
     seen: dict[str, list[QKV]] = {group: [] for group in model.info.attention}
 
     def attention(

@@ -7,6 +7,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,6 +19,7 @@ from enginebay.compose.shadowing import choose_shadow
 from enginebay.config import EngineConfig, make_config
 from enginebay.errors import ConfigError, UnknownNameError, UnsupportedError
 from enginebay.shadow_report import ShadowReport
+from enginebay_runtime.call_trace import CallTrace
 from enginebay_runtime.shadow import Shadow
 from tests.brief import BRIEF
 from tests.unit.serving import HOT, SIZES, with_
@@ -119,6 +122,26 @@ def test_a_shadow_changes_no_token_and_no_bit_whatever_it_returns(
         assert all(layer.relative < 1e-5 for layer in report.layers)
     else:
         assert all(layer.absolute > 1 for layer in report.layers)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stored", ["int8", "bfloat16"])
+def test_a_cache_of_another_dtype_is_compared_and_captured(stored: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.trace"
+    choices: dict[str, Any] = {
+        "kv_cache_dtype": stored,
+        "shadow": {"attention": "xla@1"},
+        "capture": str(path),
+    }
+    with LLM(BRIEF, **choices, **SIZES) as llm:
+        llm.generate(PROMPTS[0], with_(HOT, max_tokens=3))
+        report = llm.shadow_report()
+        spec = llm.plan.model.info.attention["full"]
+    assert report.error is None
+    assert report.phases[0].num_compared > 0
+    assert all(layer.relative < 1e-5 for layer in report.layers)
+    assert spec.cache_dtype == stored
+    assert {one.spec for step in CallTrace.read(path).steps for one in step.attention} == {spec}
 
 
 def test_steps_are_sampled_evenly_and_the_first_of_a_phase_always(llm: LLM) -> None:

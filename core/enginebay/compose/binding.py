@@ -58,7 +58,7 @@ class OpsBinder:
         impl, shards = chosen.attention[bucket.mode], self.placement.num_shards("kv_heads")
         # The model's specs have the dtype of the computation; the cache may have another dtype.
         by_spec = {
-            spec.stored_as(spec.q_dtype): (spec.per_shard(shards), layout.per_shard(shards))
+            spec.called: (spec.per_shard(shards), layout.per_shard(shards))
             for group, spec in self.info.attention.items()
             if isinstance(layout := layouts[group], KVLayout)
         }
@@ -125,10 +125,7 @@ class OpsBinder:
         those of its inputs, as in `Caps.inputs`.
         """
         heads = PartitionSpec(None, self.placement.rules["kv_heads"])
-        by_spec = {
-            spec.stored_as(spec.q_dtype): layouts[group]
-            for group, spec in self.info.attention.items()
-        }
+        by_spec = {spec.called: layouts[group] for group, spec in self.info.attention.items()}
 
         def split(
             q: jax.Array,

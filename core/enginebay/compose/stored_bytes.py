@@ -35,7 +35,7 @@ def count_stored_bytes(plan: Plan) -> StoredBytes:
         plain_weights=weight_bytes(plan.model, plan.placement, WeightFormat(form.dtype)),
         cache_of_token=sum(_token_bytes(plan, name, spec) for name, spec in specs.items()),
         plain_cache_of_token=sum(
-            _token_bytes(plan, name, spec.stored_as(spec.q_dtype)) for name, spec in specs.items()
+            _token_bytes(plan, name, spec.called) for name, spec in specs.items()
         ),
     )
 

@@ -78,6 +78,11 @@ class AttnSpec:
             return dataclasses.replace(self, kv_dtype=cache_dtype, kv_storage=None)
         return dataclasses.replace(self, kv_dtype=self.q_dtype, kv_storage=cache_dtype)
 
+    @property
+    def called(self) -> AttnSpec:
+        """The spec as models pass it to attention: with a cache in the dtype of the queries."""
+        return self.stored_as(self.q_dtype)
+
     def per_shard(self, num_shards: int) -> AttnSpec:
         """Return the spec of one shard when the heads are split over `num_shards` devices."""
         return dataclasses.replace(
