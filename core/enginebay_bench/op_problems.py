@@ -11,7 +11,7 @@ from enginebay_bench.attention import traced_problem
 from enginebay_bench.problem import BenchSetting, Problem, bench_of, call_problem
 from enginebay_bench.shapes import Shape
 from enginebay_runtime.call_trace import TracedCall
-from enginebay_testing.traced_cases import TracedShape, op_call
+from enginebay_testing.traced_cases import TracedShape, op_call, why_not_repeated
 
 
 def problems_of(op: Op[Any], shape: Shape | TracedShape, setting: BenchSetting) -> list[Problem]:
@@ -30,5 +30,7 @@ def problems_of(op: Op[Any], shape: Shape | TracedShape, setting: BenchSetting) 
 
 def _traced_problem(op: Op[Any], shape: TracedShape, setting: BenchSetting) -> Problem:
     if isinstance(shape.call, TracedCall):
-        return call_problem(op, shape, op_call(shape.call, setting.seed))
+        problem = call_problem(op, shape, op_call(shape.call, setting.seed))
+        reason = why_not_repeated(shape.call)
+        return problem if reason is None else dataclasses.replace(problem, why_not=lambda _: reason)
     return traced_problem(shape, setting)

@@ -23,7 +23,7 @@ from enginebay.contracts.step_key import StepKey
 from enginebay.errors import ConfigError, InputError, UnsupportedError
 from enginebay.ops.caps import Env
 from enginebay.ops.rotary import RopeSpec
-from enginebay.ops.spec import AttnSpec, Bucket
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay.weights import QuantizedArray
 from enginebay_bench.attention import traced_problem
 from enginebay_bench.problem import BenchSetting
@@ -309,6 +309,16 @@ def test_bench_and_tune_run_the_calls_of_a_trace(file: Path, tmp_path: Path, cap
     code, found = answers("tune", *flags, *where, capsys=capsys)
     assert code == 0
     assert found["results"][0]["entry"]["bucket"]["max_kv_len"] == BUCKET.max_kv_len
+
+
+def test_calls_that_update_states_by_rows_are_not_judged(file: Path, capsys: Any) -> None:
+    arrays = [np.zeros(2, np.int32)] * 7
+    arguments = (array(3, 4), array(4, 3), None, {"conv": array(2, 4, 2)})
+    keywords = {"batch": AttnBatch(*arrays, bucket=BUCKET)}
+    trace(step(calls=(TracedCall("short_conv", "xla", arguments, keywords, 1),))).write(file)
+    parts = ("check", "kernel:short_conv:xla", "--trace", str(file))
+    _, (record,) = answers(*parts, capsys=capsys)
+    assert (record["verdict"], "updates states" in record["detail"]) == ("UNSUPPORTED", True)
 
 
 @pytest.mark.parametrize(
