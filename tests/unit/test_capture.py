@@ -292,6 +292,15 @@ def test_check_finds_a_wrong_kernel_by_a_trace(file: Path, capsys: Any) -> None:
     assert (code, record["verdict"]) == (1, "INCORRECT")
 
 
+def test_the_benchmark_has_the_page_table_of_the_step() -> None:
+    (shape,) = traced_shapes(trace(), "attention")
+    setting = BenchSetting(Env("cpu"), "float32", "hnd", HndLayout, None)
+    inputs = traced_problem(shape, setting).make(float("nan"))
+    np.testing.assert_array_equal(inputs.arrays[3].page_table, shape.step.tables["full"])
+    keys = np.asarray(inputs.facts.keys)
+    np.testing.assert_array_equal(keys[:4], keys[11:15], "rows 1 and 2 share their first page")
+
+
 @pytest.mark.long
 def test_bench_and_tune_run_the_calls_of_a_trace(file: Path, tmp_path: Path, capsys: Any) -> None:
     flags = ("--trace", str(file), "--impl", "xla", "--rounds", "2")
