@@ -176,3 +176,13 @@ def test_a_wheel_for_levels_of_processors_brings_the_compiled_kernels(
     assert len(made) == len(LIBRARIES) * len(levels.split(","))
     hook.finalize("standard", data, "")
     assert not any(path.exists() for path in made)
+
+
+def test_every_place_names_the_version_of_the_project(repo_root: Path) -> None:
+    spec = importlib.util.spec_from_file_location("release", repo_root / "tools/release.py")
+    assert spec is not None
+    assert spec.loader is not None
+    release = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(release)
+    assert release.version_faults(release.project()["version"]) == []
+    assert len(release.version_faults("0.0.1")) == 3
