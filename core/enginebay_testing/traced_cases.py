@@ -96,11 +96,21 @@ def traced_shapes(trace: CallTrace, op: str) -> list[TracedShape]:
                 continue
             known.add(identity)
             what = call.group if isinstance(call, TracedAttention) else _shapes(call.arguments)
-            name = f"{step.name}, {what}"
+            name = f"{step.name}, {what}, {_times(call)}"
             while name in found:
                 name += "'"
             found[name] = TracedShape(name, step, call)
     return list(found.values())
+
+
+def _times(call: TracedAttention | TracedCall) -> str:
+    """Return how often a step made a call, and with which kernel, such as "12 calls of native"."""
+    return f"{call.num_calls} call{'s' * (call.num_calls != 1)} of {call.kernel}"
+
+
+def about(trace: CallTrace) -> str:
+    """Return what was captured, on one line."""
+    return "trace of " + ", ".join(f"{name} {value}" for name, value in trace.run.items())
 
 
 def _identity(call: Any) -> Any:

@@ -234,10 +234,13 @@ def test_an_array_is_unpacked_once(file: Path) -> None:
 def test_equal_calls_of_several_steps_are_one_and_attention_is_of_its_step() -> None:
     both = trace(step(0), step(5))
     assert [one.name for one in traced_shapes(both, "linear")] == [
-        "step 0, decode, 2 rows, 3x8 6x8"
+        "step 0, decode, 2 rows, 3x8 6x8, 4 calls of native"
     ]
     names = [one.name for one in traced_shapes(both, "attention")]
-    assert names == ["step 0, decode, 2 rows, full", "step 5, decode, 2 rows, full"]
+    assert names == [
+        "step 0, decode, 2 rows, full, 2 calls of xla",
+        "step 5, decode, 2 rows, full, 2 calls of xla",
+    ]
 
 
 def test_saved_numbers_are_used_and_others_are_drawn() -> None:
@@ -272,9 +275,9 @@ def test_check_runs_the_calls_of_a_trace(file: Path, capsys: Any) -> None:
     parts = ("kernel:attention:xla", "kernel:linear:xla", "kernel:rms_norm:xla")
     code, records = answers("check", *parts, "--trace", str(file), capsys=capsys)
     assert {r["case"]: r["verdict"] for r in records} == {
-        "attention[step 0, decode, 2 rows, full]": "PASS",
-        "linear[step 0, decode, 2 rows, 3x8 6x8]": "PASS",
-        "rms_norm[step 0, decode, 2 rows, 3x8 8]": "PASS",
+        "attention[step 0, decode, 2 rows, full, 2 calls of xla]": "PASS",
+        "linear[step 0, decode, 2 rows, 3x8 6x8, 4 calls of native]": "PASS",
+        "rms_norm[step 0, decode, 2 rows, 3x8 8, 2 calls of xla]": "PASS",
     }
     assert code == 0
 
@@ -288,8 +291,10 @@ def skips_the_last_row(x: Any, weight: Any, *, eps: float) -> Any:
 
 def test_check_finds_a_wrong_kernel_by_a_trace(file: Path, capsys: Any) -> None:
     part = f"kernel:rms_norm:{__name__}:skips_the_last_row"
-    code, (record,) = answers("check", part, "--trace", str(file), capsys=capsys)
-    assert (code, record["verdict"]) == (1, "INCORRECT")
+    assert main(["check", part, "--trace", str(file), "--json"]) == 1
+    printed = capsys.readouterr()
+    assert [record["verdict"] for record in json.loads(printed.out)] == ["INCORRECT"]
+    assert "trace of model demo" in printed.err
 
 
 def test_the_benchmark_has_the_page_table_of_the_step() -> None:
@@ -308,9 +313,9 @@ def test_bench_and_tune_run_the_calls_of_a_trace(file: Path, tmp_path: Path, cap
     assert code == 0
     rows = {(f["op"], f["shape"]): f["parity"]["share"] for f in found["figures"]}
     assert set(rows) == {
-        ("attention", "step 0, decode, 2 rows, full"),
-        ("linear", "step 0, decode, 2 rows, 3x8 6x8"),
-        ("rms_norm", "step 0, decode, 2 rows, 3x8 8"),
+        ("attention", "step 0, decode, 2 rows, full, 2 calls of xla"),
+        ("linear", "step 0, decode, 2 rows, 3x8 6x8, 4 calls of native"),
+        ("rms_norm", "step 0, decode, 2 rows, 3x8 8, 2 calls of xla"),
     }
     assert all(share <= 1 for share in rows.values())
     assert f"--trace={file}" in found["command"]

@@ -124,13 +124,17 @@ def test_metadata_carries_the_licence(wheel: zipfile.ZipFile) -> None:
     assert any(entry.endswith("licenses/LICENSE") for entry in wheel.namelist())
 
 
-def make_hook(repo_root: Path) -> Any:
-    spec = importlib.util.spec_from_file_location("wheel_hook", repo_root / "tools/wheel_hook.py")
+def tool(repo_root: Path, name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, repo_root / f"tools/{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.NativeHook(str(repo_root), {}, None, None, "", "wheel")
+    return module
+
+
+def make_hook(repo_root: Path) -> Any:
+    return tool(repo_root, "wheel_hook").NativeHook(str(repo_root), {}, None, None, "", "wheel")
 
 
 LIBRARIES = [
@@ -179,10 +183,6 @@ def test_a_wheel_for_levels_of_processors_brings_the_compiled_kernels(
 
 
 def test_every_place_names_the_version_of_the_project(repo_root: Path) -> None:
-    spec = importlib.util.spec_from_file_location("release", repo_root / "tools/release.py")
-    assert spec is not None
-    assert spec.loader is not None
-    release = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(release)
+    release = tool(repo_root, "release")
     assert release.version_faults(release.project()["version"]) == []
     assert len(release.version_faults("0.0.1")) == 3
