@@ -168,11 +168,11 @@ def traced_problem(shape: TracedShape, setting: BenchSetting) -> Problem:
     table = np.array(case.table, np.int32)
     rows = _Rows(case.q_lens, case.kv_lens, case.spec, case.bucket, layout, table)
     problem = _problem(shape.name, rows, setting)
-    reason = _why_not_made(case.spec)
+    reason = _why_no_inputs(case.spec)
     return problem if reason is None else dataclasses.replace(problem, why_not=lambda _: reason)
 
 
-def _why_not_made(spec: AttnSpec) -> str | None:
+def _why_no_inputs(spec: AttnSpec) -> str | None:
     """Return why the benchmark has no inputs for a layer, or None; `check --trace` has them."""
     if spec.v_is_k_prefix or spec.v_dim != spec.head_dim:
         return "the benchmark has no latent cache"

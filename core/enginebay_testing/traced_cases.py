@@ -257,7 +257,7 @@ def why_not_repeated(call: TracedCall) -> str | None:
     """Return why a call cannot be judged outside its step, or None."""
     given = [*call.arguments, *call.keywords.values()]
     if any(isinstance(value, AttnBatch) for value in given):
-        return "it updates states by the rows of its step, and what it gives for others is free"
+        return "the op updates states of its step's rows, and its results for padding are undefined"
     return None
 
 
