@@ -179,8 +179,8 @@ def visible_from(spec: AttnSpec, q_lens: Sequence[int], kv_lens: Sequence[int]) 
 def share_slots(
     slots: Sequence[np.ndarray], first: Sequence[int], *arrays: Sequence[np.ndarray]
 ) -> None:
-    """Give positions that lie in the same slot of the cache the same numbers: those of the first row
-    that sees the slot. Row i sees its positions from first[i] on. `arrays` are the keys or values
+    """Give positions that lie in the same slot of the cache the same numbers: those of the first
+    row that sees the slot. Row i sees its positions from first[i] on. `arrays` are the keys or values
     of each row, which are changed in place.
     """
     flat = np.concatenate([np.asarray(each) for each in slots])
