@@ -180,8 +180,8 @@ def share_slots(
     slots: Sequence[np.ndarray], first: Sequence[int], *arrays: Sequence[np.ndarray]
 ) -> None:
     """Give positions that lie in the same slot of the cache the same numbers: those of the first
-    row that sees the slot. Row i sees its positions from first[i] on. `arrays` are the keys or values
-    of each row, which are changed in place.
+    row that sees the slot. Row i sees its positions from first[i] on. `arrays` are the keys or
+    values of each row, which are changed in place.
     """
     flat = np.concatenate([np.asarray(each) for each in slots])
     seen = np.concatenate(
