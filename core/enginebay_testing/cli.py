@@ -187,13 +187,13 @@ def run(name: str, args: argparse.Namespace) -> int:
 
 def _check_trace(path: str, entries: Mapping[PartName, Entry]) -> None:
     """Read a trace; InputError where it or a part that is no kernel refuses it."""
-    from enginebay_testing.traced_cases import about, find_trace
+    from enginebay_testing.traced_cases import describe_trace, find_trace
 
     others = [name.label for name, entry in entries.items() if entry.kind != "kernel"]
     if others:
         given = f"--trace for {', '.join(others[:3])}"
         raise InputError(given, "kernels", "Name kernels: kernel:OP or kernel:OP:NAME.")
-    print(about(find_trace(path)), file=sys.stderr)
+    print(describe_trace(find_trace(path)), file=sys.stderr)
 
 
 def _is_faulty(

@@ -108,7 +108,7 @@ def _times(call: TracedAttention | TracedCall) -> str:
     return f"{call.num_calls} call{'s' * (call.num_calls != 1)} of {call.kernel}"
 
 
-def about(trace: CallTrace) -> str:
+def describe_trace(trace: CallTrace) -> str:
     """Return what was captured, on one line."""
     return "trace of " + ", ".join(f"{name} {value}" for name, value in trace.run.items())
 
