@@ -359,11 +359,11 @@ def read_trace(args: argparse.Namespace) -> CallTrace | None:
         return None
     from enginebay.compose.ops import ATTENTION, usable_ops
     from enginebay.plugins.registry import load_registry
-    from enginebay_testing.traced_cases import about, find_trace, traced_shapes
+    from enginebay_testing.traced_cases import describe_trace, find_trace, traced_shapes
 
     refuse_flags(args, "--trace", "it without --trace", OF_TRACES)
     trace = find_trace(args.trace)
-    print(about(trace), file=sys.stderr)
+    print(describe_trace(trace), file=sys.stderr)
     called = [call.op for step in trace.steps for call in step.calls]
     has = [ATTENTION] if any(step.attention for step in trace.steps) else []
     has += dict.fromkeys(called)
