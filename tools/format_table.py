@@ -8,7 +8,8 @@ in float32 is the reference. Each format is scored as `enginebay eval` does, and
 greedily: one at a time, then all in one batch, which reuses the prompts' pages, and with --chunks
 all in one batch whose prompts are computed in chunks of 16 tokens.
 Results are kept in FOLDER/results.json; a format that has one is not measured again. PYTHON has
-llama-cpp-python, and serves the file itself, with llama.cpp's formats of caches.
+llama-cpp-python: the same model in float32, in llama.cpp's formats of weights, and in its formats
+of caches.
 """
 
 from __future__ import annotations
@@ -52,8 +53,18 @@ FORMATS: Mapping[str, Mapping[str, Any]] = {
         "activation_quantization": "int8",
     },
 }
-PEERS = ("f32", "f16", "q8_0", "q4_0")
-"""llama.cpp's types of caches; the first one is the reference of the others."""
+PEERS: Mapping[str, tuple[str | None, str]] = {
+    "llama.cpp float32": ("ALL_F32", "f32"),
+    "llama.cpp cache f16": ("ALL_F32", "f16"),
+    "llama.cpp cache q8_0": ("ALL_F32", "q8_0"),
+    "llama.cpp cache q4_0": ("ALL_F32", "q4_0"),
+    "llama.cpp weights bf16": ("MOSTLY_BF16", "f32"),
+    "llama.cpp weights q8_0": ("MOSTLY_Q8_0", "f32"),
+    "llama.cpp weights q4_0": ("MOSTLY_Q4_0", "f32"),
+    "llama.cpp, the file's own weights": (None, "f32"),
+}
+"""Types of weights (None: those of the file) and caches; the first is the others' reference."""
+PEER_REFERENCE = next(iter(PEERS))
 
 COLUMNS = (
     "format",
@@ -116,9 +127,9 @@ def main() -> None:
             results[name] = measured(model, name, text, sizes, reference, chunks=args.chunks)
             kept.write_text(json.dumps(results, indent=1), encoding="utf-8")
     if args.llama_cpp:
-        for kind in PEERS:
-            if f"llama.cpp {kind}" not in results:
-                results[f"llama.cpp {kind}"] = peer(args, kind, reference)
+        for name in PEERS:
+            if name not in results:
+                results[name] = peer(args, name, reference)
                 kept.write_text(json.dumps(results, indent=1), encoding="utf-8")
     print("\n".join(table(results)))
 
@@ -205,12 +216,15 @@ def measured(
     }
 
 
-def peer(args: argparse.Namespace, kind: str, reference: ScoredText) -> dict[str, Any]:
-    """Return llama.cpp's figures with one type of cache."""
+def peer(args: argparse.Namespace, name: str, reference: ScoredText) -> dict[str, Any]:
+    """Return llama.cpp's figures in one of its formats."""
+    weights, kind = PEERS[name]
     results = json.loads((args.folder / "results.json").read_text(encoding="utf-8"))
-    out = args.folder / f"peer-{kind}.npy"
+    out = args.folder / f"peer-{weights}-{kind}.npy"
     job = {
         "gguf": str(args.gguf),
+        "model": str(args.folder / f"{weights}.gguf" if weights else args.gguf),
+        "weights": weights,
         "kind": kind,
         "passages": [list(map(int, ids)) for ids in reference.passages.token_ids],
         "prompts": results[REFERENCE]["prompts"],
@@ -222,7 +236,7 @@ def peer(args: argparse.Namespace, kind: str, reference: ScoredText) -> dict[str
         [args.llama_cpp, child], input=json.dumps(job), capture_output=True, text=True, check=True
     )
     answers = json.loads(done.stdout.splitlines()[-1])
-    base = np.load(args.folder / f"peer-{PEERS[0]}.npy", mmap_mode="r")
+    base = np.load(args.folder / "peer-{}-{}.npy".format(*PEERS[PEER_REFERENCE]), mmap_mode="r")
     logits, pairs, start = np.load(out, mmap_mode="r"), [], 0
     for ids in reference.passages.token_ids:
         rows = slice(start, start + len(ids))
@@ -248,7 +262,7 @@ def table(results: Mapping[str, Any]) -> Sequence[str]:
     for name, found in results.items():
         ours = not name.startswith("llama.cpp")
         how = "alone" if ours else "batch"
-        base = results[REFERENCE if ours else f"llama.cpp {PEERS[0]}"]["answers"][how]
+        base = results[REFERENCE if ours else PEER_REFERENCE]["answers"][how]
         answers = found["answers"]
         agree = [_agreeing(a, b) for a, b in zip(answers[how], base, strict=True)]
         own = [
