@@ -40,6 +40,11 @@ pages.
 """
 OPTIONS_AT_ALL = (*OPTIONS_IN_SHORT, "released")
 """And with those that are slow. The others run on engine:oengine alone, which is the same code."""
+LONG_OF_ENGINES = {
+    ORACLE: ("nothing_compiles", *SLOW_BUT_OF_THE_ORACLE),
+    OTHER_OPTIONS: ("ledger",),
+}
+"""Long checks of engines that engine:oengine passes in `make test`, by parts of their names."""
 SHARDED_IN_SHORT = {
     "deepseek_v2": "",
     "gemma3": "",
@@ -53,11 +58,17 @@ SHARDED_IN_SHORT = {
 code.
 """
 
-LONG_OF_FAMILIES = ("padding_changes_nothing", "_devices_equal_one")
+LONG_OF_FAMILIES = ("padding_changes_nothing", "_devices_equal_one", "rows_are_independent")
 FAMILIES_IN_SHORT = ("llama", "deepseek_v2")
 """The checks of a model family that compile most, and the families whose checks are not long: one
 with keys and values, and one with a latent cache. Stored logits hold the others in `make test`.
 """
+
+QUANTISED_IN_SHORT = "layout[float32-"
+"""Of the checks of a layout's quantised storages, how the names begin of those that are not long:
+the dtype of computation changes little of them.
+"""
+STORAGES = ("int8", "uint4", "fp8")
 
 RARE_FAMILIES = (
     *("bloom", "cohere", "cohere2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "falcon", "gemma"),
@@ -101,7 +112,11 @@ def long_checks(entry: Entry, names: list[str]) -> set[str]:
         return {name for name in names if name.endswith(LONG_OF_FAMILIES)}
     if entry.kind == "kernel" and entry.op in LONG_CASES:
         return late_cases(names, LONG_CASES[entry.op])
-    return set()
+    if entry.kind == "layout":
+        quantised = {name for name in names if name.rstrip("]").endswith(STORAGES)}
+        return {name for name in quantised if not name.startswith(QUANTISED_IN_SHORT)}
+    costly = LONG_OF_ENGINES.get(label(entry), ())
+    return {name for name in names if any(word in name for word in costly)}
 
 
 def slow_cases(op: str, names: list[str]) -> set[str]:

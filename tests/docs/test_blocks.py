@@ -29,28 +29,6 @@ FAKED = (
 """Blocks about requests, their order and what is told of them, on the fake engine: no tensor is in
 them.
 """
-LONG = (
-    "docs/benchmarking.md-1",
-    "docs/commands.md-1",
-    "docs/commands.md-3",
-    "docs/dashinfer.md-1",
-    "docs/evaluating.md-1",
-    "docs/guided.md-1",
-    "docs/layouts.md-1",
-    "docs/lora.md-1",
-    "docs/native.md-1",
-    "docs/oengine.md-1",
-    "docs/oengine.md-2",
-    "docs/requests.md-1",
-    "docs/sampling.md-1",
-    "docs/sampling.md-2",
-    "docs/swapping.md-1",
-    "docs/swapping.md-2",
-    "docs/vinference.md-1",
-    "docs/vinference.md-2",
-    "docs/vinference.md-3",
-)
-"""Blocks that take more than two seconds."""
 
 
 def runnable_blocks() -> Iterator[pytest.ParameterSet]:
@@ -58,13 +36,13 @@ def runnable_blocks() -> Iterator[pytest.ParameterSet]:
         name = path.relative_to(ROOT).as_posix()
         for number, match in enumerate(FENCE.finditer(path.read_text(encoding="utf-8")), 1):
             block = f"{name}-{number}"
-            marks = [pytest.mark.long] if block in LONG else []
-            yield pytest.param(block, match[1], match[2], id=block, marks=marks)
+            yield pytest.param(block, match[1], match[2], id=block)
 
 
 BLOCKS = list(runnable_blocks())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("block", "language", "code"), BLOCKS)
 def test_code_block_runs(
     block: str,
@@ -92,4 +70,4 @@ def test_code_block_runs(
 
 def test_named_blocks_are_there() -> None:
     names = {block.values[0] for block in BLOCKS}
-    assert names >= {*FAKED, *LONG}
+    assert names >= set(FAKED)

@@ -129,6 +129,7 @@ def test_attention_is_measured_beside_its_parity(mode: Any) -> None:
         assert named["native"].reason, "it decodes only, and says so, or that there is no compiler"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("op", [op for op, one in OPS.items() if one.bench and op != "attention"])
 def test_plain_ops_are_measured_beside_their_parity(op: str) -> None:
     (shape, *_) = [
@@ -357,6 +358,7 @@ def test_ctrl_c_leaves_what_was_measured(
     assert [one["shape"] for one in record.get("figures", record.get("results"))] == found
 
 
+@pytest.mark.long
 def test_the_buckets_of_an_engine_are_tuned(
     run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -262,6 +262,7 @@ def quick_roofline(monkeypatch: pytest.MonkeyPatch) -> None:
 BENCH = ("bench", "kernels", "--op", "rms_norm", "--rounds", "1")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick_roofline")
 @pytest.mark.parametrize(("share", "expected"), [(0.5, 0), (1.5, 1), (float("nan"), 1)])
 def test_a_wrong_result_makes_the_exit_code_of_a_benchmark_1(
@@ -337,6 +338,7 @@ class Sized:
 SIZED = Sized()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick_roofline")
 @pytest.mark.parametrize(
     ("flags", "reason"),

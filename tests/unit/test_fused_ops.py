@@ -38,6 +38,8 @@ from enginebay_xla.norm import add_rms_norm, rms_norm
 from enginebay_xla.rope import rope
 from enginebay_xla.rope_kv_write import rope_kv_write
 
+pytestmark = pytest.mark.long
+
 NORM = Candidate("plain", 0, rms_norm)
 FUSED = Candidate("plain", 0, add_rms_norm)
 

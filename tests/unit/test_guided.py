@@ -85,6 +85,7 @@ def first(outputs: Sequence[RequestOutput]) -> CompletionOutput:
     return outputs[0].outputs[0]
 
 
+@pytest.mark.long
 def test_json_of_any_schema_is_valid_where_the_request_was_not_cut(llm: LLM) -> None:
     schemas = [bounded_schema(np.random.default_rng(seed)) for seed in range(8)]
     params = [with_(HOT, json_schema=schema, seed=i) for i, schema in enumerate(schemas)]
@@ -220,6 +221,7 @@ def test_the_end_of_sequence_comes_where_the_text_may_end_and_is_not_needed(llm:
     assert [output.finish_reason for output in found[3:]] == ["length"] * 3
 
 
+@pytest.mark.long
 def test_completions_go_their_own_way_and_stop_texts_still_end_them(llm: LLM) -> None:
     params = with_(HOT, json_schema=PERSON, n=3, temperature=2.0)
     completions = llm.generate(PROMPT, params)[0].outputs

@@ -22,6 +22,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("enginebay_testing.kernel_trial.tried_apart", lambda _: passed)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("tried")
 def test_bench_kernels_measures_it(run: Run) -> None:
     flags = ("--op", "attention", "--impl", "xla,tests.unit.unregistered:plain_attention")

@@ -192,6 +192,7 @@ def test_only_declared_storages_have_cases() -> None:
     assert not any("storage_fp8" in name or "storage_uint4" in name for name in names)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("storage", ALL)
 def test_heads_of_the_kit_are_rounded_one_way(storage: str) -> None:
     x = np.random.default_rng(3).normal(size=(400, 64))

@@ -118,6 +118,7 @@ def past(size: int, kernel: Callable[..., jax.Array]) -> Callable[..., jax.Array
     return faulty
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("op", "size", "part"),
     [

@@ -149,6 +149,7 @@ def test_rows_preempted_in_the_middle_of_their_prompts_have_the_same_tokens(page
     paged.engine.ledger.check()
 
 
+@pytest.mark.long
 def test_pages_and_places_leave_the_device_and_come_back_to_others(paged: LLM) -> None:
     paged.generate(tiny.prompts(), GREEDY)
 

@@ -382,6 +382,7 @@ def test_an_event_loop_that_is_closed_over_a_request_harms_nobody(fake_llm: LLM)
     assert_idle(fake_llm)
 
 
+@pytest.mark.long
 def test_values_beyond_what_the_device_can_hold_are_served_all_the_same(llm: LLM) -> None:
     everything = llm.generate("Once", with_(HOT, seed=1, top_k=2**40))
     assert token_ids(everything) == token_ids(llm.generate("Once", with_(HOT, seed=1, top_k=-1)))

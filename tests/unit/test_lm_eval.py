@@ -22,7 +22,7 @@ from enginebay_bench.scoring import Scored
 from enginebay_testing.engine_logprobs import log_softmax
 from enginebay_testing.reference import ReferenceModel
 
-pytestmark = pytest.mark.xdist_group("llm")
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("llm")]
 MODULE = "enginebay_bench.lm_eval"
 
 

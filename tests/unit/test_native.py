@@ -63,6 +63,7 @@ left over.
 """
 
 
+@pytest.mark.long
 def test_a_product_with_int8_values_is_that_of_the_same_values_in_f32(module: Any) -> None:
     rng = np.random.default_rng(5)
     sizes = [(rows, *SIZES[i]) for i, rows in ((2, 1), (4, 3), (7, 48), (8, 128))]
@@ -81,6 +82,7 @@ def test_a_product_with_int8_values_is_that_of_the_same_values_in_f32(module: An
         np.testing.assert_allclose(got, wanted, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_a_grouped_rows_product_is_the_same_bits_alone_and_among_others() -> None:
     """And of int8 values that of the values in f32; weights of groups without rows are not read."""
     grouped = load("grouped_linear").grouped_linear
@@ -115,6 +117,7 @@ def test_a_grouped_rows_product_is_the_same_bits_alone_and_among_others() -> Non
     np.testing.assert_allclose(narrow, exact, rtol=1e-4, atol=1e-2)
 
 
+@pytest.mark.long
 def test_a_tokens_adapter_adds_the_same_bits_alone_and_among_others() -> None:
     """Adapters that no token has are not read, and tokens without one keep their bits."""
     lora = load("lora").lora

@@ -137,6 +137,7 @@ GROUPED: list[tuple[str, int, int, int, str]] = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("activations", ["float", "int8"])
 def test_experts_are_exact_products(linear: Any, activations: str) -> None:
     """Experts have few rows and many; the last rows have no expert. A row alone has the same

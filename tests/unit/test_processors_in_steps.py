@@ -160,6 +160,7 @@ def test_a_row_goes_on_elsewhere_with_its_fields(both: Changing) -> None:
     assert both.llm.run_on_engine(move) == [20, 21, 22, 23, 24]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("after", [2, 6])
 def test_preempted_requests_go_on_with_their_fields(pages: Changing, after: int) -> None:
     counting = SamplingParams(

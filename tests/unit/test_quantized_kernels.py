@@ -95,6 +95,7 @@ def test_rows_of_a_table_are_dequantised_alone(method: str) -> None:
     assert program.memory_analysis().temp_size_in_bytes < 4 * 64 * 8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("method", ["int4", "uint4", "fp8"])
 def test_each_group_of_rows_is_multiplied_by_its_weight(method: str, rounding: str) -> None:

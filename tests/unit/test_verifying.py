@@ -33,7 +33,7 @@ from tests.unit.speculation_helpers import (
     tokens_of,
 )
 
-pytestmark = pytest.mark.xdist_group("verifying")
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("verifying")]
 SIZES: dict[str, Any] = {
     "proposer": "ngram",
     "draft_tokens": DRAFTS,

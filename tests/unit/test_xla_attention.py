@@ -194,6 +194,7 @@ def test_donated_cache_is_updated_in_place() -> None:
     assert (written == np.isin(np.arange(64), [6, 7])).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["decode_rows_are_pages_float32", "mixed_paged_float32", "prefill_paged_float32"]
 )

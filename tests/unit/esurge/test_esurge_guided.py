@@ -18,7 +18,7 @@ from tests.brief import BRIEF
 from tests.unit.esurge.small import BUDGET, PROMPT, PROMPTS, Preemptions, token_ids, until, with_
 from tests.unit.serving import SIZES
 
-pytestmark = pytest.mark.xdist_group("esurge")
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("esurge")]
 
 PERSON = {
     "type": "object",

@@ -14,7 +14,7 @@ from enginebay_esurge import eSurge
 from tests.unit.esurge.small import HOT_ON, LONG, PROMPT, token_ids, until, with_
 from tests.unit.unregistered import garbage_attention, plain_attention
 
-pytestmark = pytest.mark.xdist_group("esurge")
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("esurge")]
 SHORT = with_(HOT_ON, max_tokens=6)
 
 

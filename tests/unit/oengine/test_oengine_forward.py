@@ -59,6 +59,7 @@ def test_steps_of_every_kind_give_the_reference_models_tokens(
         assert reference.first_wrong_token(prompt, tokens[request.id], TOLERANCE) is None
 
 
+@pytest.mark.long
 def test_pages_hold_the_keys_and_values_of_a_dense_prefill(
     engine: oEngine, model: OpenedModel
 ) -> None:  # holds O07

@@ -52,6 +52,7 @@ def test_a_prefix_moves_to_another_mesh_and_back(
         assert_nothing_is_held(target)
 
 
+@pytest.mark.long
 def test_a_prefix_of_another_engine_can_be_inserted_as_it_is(
     engine: oEngine, split_engine: oEngine, prompts: Any, oracle: Any
 ) -> None:
@@ -78,6 +79,7 @@ def test_moving_takes_the_sampling_along(
     assert tokens[0] == tokens[1]
 
 
+@pytest.mark.long
 def test_destination_is_a_tree_of_named_shardings_like_the_prefix(
     split_engine: oEngine, prompts: Any
 ) -> None:  # holds O08

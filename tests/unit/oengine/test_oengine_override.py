@@ -59,6 +59,7 @@ def test_steps_of_the_block_are_its_own_and_the_former_programs_come_back(engine
     assert_nothing_is_held(engine)
 
 
+@pytest.mark.long
 def test_a_wrong_one_is_refused_and_nothing_changes(engine: oEngine) -> None:
     expected, graphdef = tokens(engine), engine.graphdef
     engine.compilations.forbidden = True

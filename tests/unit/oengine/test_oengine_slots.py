@@ -161,6 +161,7 @@ def prefill_two(engine: oEngine, prompts: Any) -> tuple[Any, Any]:
     )
 
 
+@pytest.mark.long
 def test_a_batch_of_prompts_goes_into_as_many_slots(
     engine: oEngine, prompts: Any, oracle: Any
 ) -> None:  # holds O08

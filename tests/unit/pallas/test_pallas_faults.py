@@ -20,6 +20,8 @@ from enginebay_testing import kernels
 from enginebay_testing.attention_inputs import make_problem
 from enginebay_testing.kernels import AttentionCase
 
+pytestmark = pytest.mark.long
+
 # Two blocks of two pages for one row: the smallest that prefetches.
 DECODE = AttentionCase(
     "faults_decode",

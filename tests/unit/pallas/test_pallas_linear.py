@@ -23,6 +23,8 @@ from tests.unit.quantized_products import (
     check_linear,
 )
 
+pytestmark = pytest.mark.long
+
 S = jax.ShapeDtypeStruct
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed (extra tpu)"

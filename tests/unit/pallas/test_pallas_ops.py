@@ -28,6 +28,8 @@ from enginebay_testing import kernels
 from enginebay_xla.kit import sample as sample_op
 from enginebay_xla.layout import HndLayout
 
+pytestmark = pytest.mark.long
+
 NEWEST = ("v5e", "v6e", "7x")
 
 needs_libtpu = pytest.mark.skipif(

@@ -28,6 +28,8 @@ from enginebay_testing.kernels import CPU, check_attention, why_not_case
 from tests.unit.pallas.test_pallas_attention_compiles import SEQS, batch_of, bucket_of, shapes_of
 from tests.unit.quantized_products import check_step, quantized_step
 
+pytestmark = pytest.mark.long
+
 CASES = {case.name: case for case in attention_cases()}
 STORAGES = ("int8", "uint4", "fp8")
 interpreted = attention.interpreted()

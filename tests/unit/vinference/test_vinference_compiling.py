@@ -29,7 +29,7 @@ from tests.unit.vinference.small import (
     padded,
 )
 
-pytestmark = pytest.mark.xdist_group("vinference")
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("vinference")]
 
 PreCompile = vInferencePreCompileConfig
 

@@ -134,6 +134,7 @@ def test_a_function_and_parameters_can_be_given_for_a_step(inference: vInference
 # holds V36
 
 
+@pytest.mark.long
 def test_batches_of_unequal_prompts_equal_each_row_alone(
     inference: vInference, reference: Any
 ) -> None:

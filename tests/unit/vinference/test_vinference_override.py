@@ -17,7 +17,7 @@ from tests.unit.unregistered import garbage_attention, plain_attention
 from tests.unit.vinference.numpy_inference import Compiler
 from tests.unit.vinference.small import CONFIG, MODEL, SIXTEEN, encode, last, like, new_tokens
 
-pytestmark = pytest.mark.xdist_group("vinference")
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("vinference")]
 PARAMS = SamplingParams(max_tokens=20, ignore_eos=True)
 TEXT = "Once upon a time"
 

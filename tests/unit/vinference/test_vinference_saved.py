@@ -151,6 +151,7 @@ def test_elsewhere_it_is_compiled_once_and_says_so(
     assert "saved in another environment (machine another ->" in caplog.text
 
 
+@pytest.mark.long
 def test_another_models_is_refused(copy: Path) -> None:
     with pytest.raises(ValueError, match="saved for model"):
         vInference.load_inference(copy, {**MODEL, "dtype": "bfloat16"}, None)
