@@ -89,6 +89,10 @@ test-all: ## all other tests and checks, hours; outcomes go into docs/testing.md
 test-long: env-test ## tests that take too long for every change; CI runs them
 	@$(PYTEST) -n $(N) --dist loadgroup -m "long and not slow and not matrix" $(PYTEST_ARGS)
 
+.PHONY: test-busy
+test-busy: ## `make test` and `make test-long` beside four busy processes
+	@python3 tools/beside_load.py $(MAKE) --no-print-directory test test-long
+
 .PHONY: test-slow
 test-slow: env-test ## the slow tests
 	@$(AS_SHIPPED) $(PYTEST) -n $(N) --dist loadgroup -m "slow and not server" $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: no test is marked so
