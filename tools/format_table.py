@@ -52,7 +52,16 @@ FORMATS: Mapping[str, Mapping[str, Any]] = {
         "quantization": "int4",
         "activation_quantization": "int8",
     },
+    "weights int4, activations int8_group": {
+        "quantization": "int4",
+        "activation_quantization": "int8_group",
+    },
+    "file": {},
+    "file, activations int8": {"activation_quantization": "int8"},
+    "file, activations int8_group": {"activation_quantization": "int8_group"},
 }
+"""What each format is opened with; those of the file itself begin with FILE."""
+FILE = "file"
 PEERS: Mapping[str, tuple[str | None, str]] = {
     "llama.cpp float32": ("ALL_F32", "f32"),
     "llama.cpp cache f16": ("ALL_F32", "f16"),
@@ -124,7 +133,8 @@ def main() -> None:
     reference = reference_scores(args.folder, model, text, sizes)
     for name in args.formats.split(";"):
         if name not in results:
-            results[name] = measured(model, name, text, sizes, reference, chunks=args.chunks)
+            source = args.gguf if name.startswith(FILE) else model
+            results[name] = measured(source, name, text, sizes, reference, chunks=args.chunks)
             kept.write_text(json.dumps(results, indent=1), encoding="utf-8")
     if args.llama_cpp:
         for name in PEERS:

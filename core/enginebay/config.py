@@ -138,9 +138,10 @@ class EngineConfig(Validated):
         description="how weights are stored in fewer bits, such as int8; auto: as the checkpoint "
         "stores them",
     )
-    activation_quantization: Literal["auto", "none", "int8"] = Field(
+    activation_quantization: Literal["auto", "none", "int8", "int8_group"] = Field(
         AUTO,
-        description="rounding of the inputs of quantised weights; auto: as the checkpoint says",
+        description="rounding of the inputs of quantised weights, with a scale for each token or "
+        "for each 32 inputs of a token; auto: as the checkpoint says",
     )
     layout: str = Field(AUTO, description="cache layout")
     tuned: Literal["auto", "off", "require"] = Field(

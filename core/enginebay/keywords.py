@@ -28,7 +28,7 @@ class ServingChoices(TypedDict, total=False):
     weight_dtype: Dtype
     kv_cache_dtype: CacheDtype | Mapping[str, CacheDtype]
     quantization: Section
-    activation_quantization: Literal["auto", "none", "int8"]
+    activation_quantization: Literal["auto", "none", "int8", "int8_group"]
     scheduler: Section
     sampler: Section
     proposer: Section

@@ -60,7 +60,8 @@ class QuantizedArray:
     dtype of scales, or None when all are 0. method: the name of the form of the numbers, which the
     capability `quantizations` of a kernel lists; docs/quantization.md describes the built-in ones.
     activations: "int8" where the ops linear and grouped_linear round each row of their inputs to
-    int8, with one scale for the row, before the product; FLOAT where they do not. In the plan of an
+    int8, with one scale for the row, before the product; "int8_group" with a scale for each group
+    of 32 inputs of a row; FLOAT where they do not round. In the plan of an
     engine the parts are StoredArrays, and NumPy arrays while a checkpoint is loaded.
     """
 

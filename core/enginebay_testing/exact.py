@@ -96,8 +96,8 @@ def _dequantised(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """
     weights = [each for each in arguments if isinstance(each, QuantizedArray)]
     first, *others = arguments
-    if any(weight.activations != FLOAT for weight in weights):
-        first = rounded_inputs(first)
+    for rounding in {weight.activations for weight in weights} - {FLOAT}:
+        first = rounded_inputs(first, rounding)
     all_of = (first, *others)
     return tuple(quantized_weight(x) if isinstance(x, QuantizedArray) else x for x in all_of)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.ops.activations import GROUP_SIZE, INT8_GROUP
 from enginebay.weights import FLOAT, QuantizedArray
 
 FORMS: Mapping[str, str] = {
@@ -22,7 +23,7 @@ FORMS: Mapping[str, str] = {
 NUMBERS = ("plain", "scales_apart", "one_sign", "zeros")
 """Kinds of numbers of random weights."""
 
-ROUNDINGS = ("int8",)
+ROUNDINGS = ("int8", "int8_group")
 """Roundings of inputs that kernels may do."""
 
 STORAGES = ("int8", "uint4", "fp8")
@@ -83,9 +84,23 @@ def random_weight(
     )
 
 
-def rounded_inputs(x: np.ndarray) -> np.ndarray:
-    """Return x [T, ...] with each row rounded to int8 numbers times one f32 scale, f64."""
+def rounded_inputs(x: np.ndarray, activations: str) -> np.ndarray:
+    """Return x [T, ...] with each row, or each group of a row, rounded to int8 numbers times one
+    f32 scale, f64; see `QuantizedArray.activations`.
+    """
     flat = x.astype(np.float32).reshape(x.shape[0], math.prod(x.shape[1:]))
-    scales = np.abs(flat).max(axis=1, keepdims=True, initial=0) / np.float32(LARGEST)
+    scales = input_scales(flat, activations)
     whole = np.rint(flat / np.where(scales > 0, scales, np.float32(1))).clip(-LARGEST, LARGEST)
     return (whole.astype(np.float64) * scales).reshape(x.shape)
+
+
+def input_scales(flat: np.ndarray, activations: str) -> np.ndarray:
+    """Return the scale of each of the inputs [T, inputs], in their dtype: [T, 1] or [T, inputs]."""
+    if activations != INT8_GROUP:
+        return np.asarray(np.abs(flat).max(axis=1, keepdims=True, initial=0) / LARGEST, flat.dtype)
+    number = flat.shape[1]
+    padded = np.pad(np.abs(flat), ((0, 0), (0, -number % GROUP_SIZE)))
+    groups = padded.reshape(len(flat), padded.shape[1] // GROUP_SIZE, GROUP_SIZE)
+    largest = groups.max(axis=2, initial=0)
+    scales = np.asarray(largest / LARGEST, flat.dtype)
+    return scales.repeat(GROUP_SIZE, axis=1)[:, :number]

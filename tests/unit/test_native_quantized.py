@@ -20,6 +20,7 @@ import pytest
 from enginebay.errors import UnsupportedError
 from enginebay.weights import QuantizedArray
 from enginebay_native import plugin
+from enginebay_testing.quantized import rounded_inputs
 
 pytestmark = pytest.mark.xdist_group("native")
 
@@ -46,6 +47,9 @@ CASES: list[tuple[str, int, int, int, str]] = [
     ("fp8", 75, 19, 1, "float32"),
 ]
 """Method, inputs, outputs, groups, dtype of scales."""
+
+ROUNDED = [pytest.param(name, marks=pytest.mark.long) for name in ("int8", "int8_group")]
+"""Roundings of inputs, in long tests: their C++ is compiled anew."""
 
 OTHERS: list[tuple[str, int, int, int, str]] = [
     ("int8_group", 96, 8, 2, "float32"),  # 48 inputs a group
@@ -81,9 +85,8 @@ def make_rows(rows: int, num_in: int) -> np.ndarray:
 def exact(x: np.ndarray, weight: QuantizedArray) -> tuple[np.ndarray, np.ndarray]:
     """The product in f64, and that of absolute values."""
     rows = x.astype(np.float64)
-    if weight.activations == "int8":
-        scales = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
-        rows = np.rint(x / scales).astype(np.float64) * scales
+    if weight.activations != "float":
+        rows = rounded_inputs(x, weight.activations)
     shares = weight.values.astype(np.float64).reshape(*weight.scales.shape, -1)
     if weight.zero_points is not None:
         shares = shares - weight.zero_points.astype(np.float64)[..., None]
@@ -91,7 +94,7 @@ def exact(x: np.ndarray, weight: QuantizedArray) -> tuple[np.ndarray, np.ndarray
     return rows @ full.T, np.abs(rows) @ np.abs(full).T
 
 
-@pytest.mark.parametrize("activations", ["float", "int8"])
+@pytest.mark.parametrize("activations", ["float", *ROUNDED])
 def test_every_form_is_the_exact_product_and_a_row_has_the_same_bits_in_every_batch(
     linear: Any, activations: str
 ) -> None:
@@ -112,7 +115,7 @@ def test_every_form_is_the_exact_product_and_a_row_has_the_same_bits_in_every_ba
             assert np.asarray(part).tobytes() == whole[rows].tobytes(), (case, rows)
 
 
-@pytest.mark.parametrize("activations", ["float", "int8"])
+@pytest.mark.parametrize("activations", ["float", *ROUNDED])
 def test_panels_are_exact_products(linear: Any, activations: str) -> None:
     """The rows are those of a prompt; the last rows and outputs fill no tile."""
     long = [("int8_group", 2064, 50, 3, "float32"), ("int4", 1100, 97, 1, "float16")]
@@ -138,7 +141,7 @@ GROUPED: list[tuple[str, int, int, int, str]] = [
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("activations", ["float", "int8"])
+@pytest.mark.parametrize("activations", ["float", *ROUNDED])
 def test_experts_are_exact_products(linear: Any, activations: str) -> None:
     """Experts have few rows and many; the last rows have no expert. A row alone has the same
     bits.
@@ -203,7 +206,7 @@ def test_rounded_rows_are_multiplied_by_their_kernel_whatever_their_number(linea
         assert calls(linear, 300, rounded) == [whole]
 
 
-@pytest.mark.parametrize("activations", ["float", "int8"])
+@pytest.mark.parametrize("activations", ["float", *ROUNDED])
 def test_other_groups_and_weights_are_multiplied_in_panels(linear: Any, activations: str) -> None:
     others = [make_weight(*case, activations) for case in OTHERS]
     others.append(

@@ -23,7 +23,7 @@ from enginebay_xla.grouped_linear import grouped_linear, grouped_linear_referenc
 from enginebay_xla.linear import embedding, linear
 from enginebay_xla.quantized_linear import CPU_BLOCK_BYTES
 
-ROUNDINGS = ("float", "int8")
+ROUNDINGS = ("float", "int8", "int8_group")
 
 
 def random(*shape: int) -> np.ndarray:
@@ -32,7 +32,7 @@ def random(*shape: int) -> np.ndarray:
 
 def inputs_of(x: np.ndarray, rounding: str) -> np.ndarray:
     """What the product multiplies: x, or its rounded rows."""
-    return x if rounding == "float" else rounded_inputs(x)
+    return x if rounding == "float" else rounded_inputs(x, rounding)
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)

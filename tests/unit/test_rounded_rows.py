@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from enginebay.ops.activations import LARGEST, rounded_rows
+from enginebay.ops.activations import LARGEST, rounded_groups, rounded_rows
 
 
 def test_rows_are_rounded_to_int8_with_a_scale_each() -> None:
@@ -23,3 +23,15 @@ def test_a_row_of_nan_changes_no_other_row() -> None:
     values, scales = (np.asarray(each) for each in rounded_rows(x))
     assert (values[[0, 2]] == LARGEST).all()
     assert np.isnan(scales[1]).all()
+
+
+def test_each_group_of_a_row_is_rounded_with_a_scale_of_its_own() -> None:
+    x = np.random.default_rng(0).normal(size=(3, 75)).astype(np.float32)
+    x[:, 32:64] *= 1000.0
+    x[1, 40] = np.nan
+    got = np.asarray(rounded_groups(x))
+    for first in (0, 32, 64):
+        group = x[:, first : first + 32]
+        values, scales = (np.asarray(each) for each in rounded_rows(group))
+        np.testing.assert_array_equal(got[:, first : first + 32], values * scales)
+    assert np.isnan(got).sum() == np.isnan(got[1, 32:64]).sum() == 32

@@ -16,7 +16,7 @@ from enginebay.ops.tuning import OpProblem
 from enginebay.weights import FLOAT, QuantizedArray, Weight
 from enginebay_native.calls import register
 from enginebay_native.compiling import begin_compiling, check_library
-from enginebay_native.quantized import PACKED, QUANTIZED, ROUNDED, in_cpp, in_panels, is_served
+from enginebay_native.quantized import LIBRARIES, PACKED, in_cpp, in_panels, is_served
 
 MAX_ROWS = {"float32": 128, "bfloat16": 48}
 """Rows of a product with plain weights in C++, at most: with more, XLA is as fast or faster. With
@@ -165,8 +165,9 @@ def libraries_of(needs: Mapping[str, Collection[str]]) -> list[str]:
     methods = needs.get("quantizations") or ()
     if not methods:
         return [f"linear_{FORMS[name]}" for name in needs.get("dtypes", ()) if name in FORMS]
-    name = ROUNDED if needs.get("activation_quantizations") else QUANTIZED
-    few = {"int8": f"{name}_s8" if name == ROUNDED else "linear_s8", "fp8": "linear_f8"}
+    rounding = next(iter(needs.get("activation_quantizations") or ()), FLOAT)
+    name = LIBRARIES[rounding]
+    few = {"int8": "linear_s8" if rounding == FLOAT else f"{name}_s8", "fp8": "linear_f8"}
     few |= {method: f"{name}_{form}" for method, form in PACKED.items()}
     return [*(few[name] for name in methods if name in few), "panel_linear"]
 

@@ -16,7 +16,7 @@ FORMS = {
 QUANTIZED = (
     *(
         f"{n}_linear_{form}"
-        for n in ("quantized", "rounded")
+        for n in ("quantized", "rounded", "group_rounded")
         for form in ("s8", "zeros_s8", "s4", "u4")
     ),
     "panel_linear",
@@ -24,6 +24,7 @@ QUANTIZED = (
 """The libraries for quantised weights."""
 
 QUANTIZATIONS = ("int8", "int8_group", "int4", "uint4", "fp8")
+ROUNDINGS = ("int8", "int8_group")
 
 
 @hookimpl
@@ -53,6 +54,6 @@ def register_kernels(register: Register) -> None:
                 ),
                 "register_call": "enginebay_native.calls:register_call",
                 "quantizations": QUANTIZATIONS if op in PRODUCTS else (),
-                "activation_quantizations": ("int8",) if op in PRODUCTS else (),
+                "activation_quantizations": ROUNDINGS if op in PRODUCTS else (),
             },
         )

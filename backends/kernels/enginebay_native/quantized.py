@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.ops.activations import rounded_rows
+from enginebay.ops.activations import INT8, INT8_GROUP, rounded_groups, rounded_rows
 from enginebay.weights import FLOAT, QuantizedArray
 from enginebay_native.calls import register
 
@@ -24,8 +24,12 @@ POINTS = {jnp.dtype(jnp.int8): (False, True), INT4[0]: (False,), INT4[1]: (True,
 FORMS = {"int8": "s8", "int4": "s4", "uint4": "u4"}
 """dtypes of values, each with the end of the name of its library."""
 
-QUANTIZED, ROUNDED = "quantized_linear", "rounded_linear"
-"""Beginnings of the names of libraries for rows of f32, and for rows that are rounded to int8."""
+LIBRARIES = {
+    FLOAT: "quantized_linear",
+    INT8: "rounded_linear",
+    INT8_GROUP: "group_rounded_linear",
+}
+"""Beginnings of the names of libraries, by how they round rows."""
 
 PACKED = {"int8_group": "s8", "int4": "s4", "uint4": "u4"}
 """The same for methods of quantisation with a scale for each group of inputs."""
@@ -54,7 +58,7 @@ def library_of(weight: QuantizedArray) -> str:
     form = FORMS[str(weight.values.dtype)]
     if form == "s8" and weight.zero_points is not None:
         form = "zeros_s8"
-    return f"{QUANTIZED if weight.activations == FLOAT else ROUNDED}_{form}"
+    return f"{LIBRARIES[weight.activations]}_{form}"
 
 
 def in_cpp(
@@ -75,7 +79,7 @@ def in_cpp(
     every, is_rounded = math.prod(weight.scales.shape[:-1]), weight.activations != FLOAT
     outputs = every if sizes is None else every // sizes.shape[0]
     padded_rows = -(-rows // TILE_ROWS) * TILE_ROWS if is_rounded else rows
-    row_bytes = 4 * (-(-num_in // LINE) * LINE) + 64
+    row_bytes = (5 if weight.activations == INT8_GROUP else 4) * (-(-num_in // LINE) * LINE) + 64
     results = (
         jax.ShapeDtypeStruct((rows, outputs), jnp.float32),
         jax.ShapeDtypeStruct((padded_rows * row_bytes + 1024,), jnp.int8),
@@ -101,7 +105,9 @@ def in_panels(x: jax.Array, weight: QuantizedArray, sizes: jax.Array | None = No
     every, points = math.prod(weight.scales.shape[:-1]), weight.zero_points
     outputs = every if sizes is None else every // sizes.shape[0]
     factors = jnp.float32(1)
-    if weight.activations != FLOAT:
+    if weight.activations == INT8_GROUP:
+        rows = rounded_groups(x)
+    elif weight.activations != FLOAT:
         values, factors = rounded_rows(x)
         rows = values.astype(jnp.float32)
     wide = [

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from enginebay.ops.activations import rounded_rows
+from enginebay.ops.activations import INT8_GROUP, rounded_groups, rounded_rows
 from enginebay.weights import FLOAT, QuantizedArray
 from enginebay_xla.few_rows import padded
 
@@ -32,9 +32,9 @@ def quantized_linear(
     """The op linear for x [T, *inputs] and a weight [*outputs, *inputs]; the bias and one rounding
     follow the product.
 
-    With rounded activations, each row of x becomes int8 with one scale, and int8 numbers are
-    multiplied with whole numbers; the sums are int32. Otherwise the weight is multiplied in the
-    dtype of x; the sums are f32.
+    With activations "int8", each row of x becomes int8 with one scale, and int8 numbers are
+    multiplied with whole numbers; the sums are int32. With "int8_group" the rounded numbers are
+    multiplied in f32. Otherwise the weight is multiplied in the dtype of x; the sums are f32.
     """
     num_in = math.prod(x.shape[1:])
     out_dims = weight.scales.shape[:-1]
@@ -52,7 +52,9 @@ def quantized_linear(
     flat = padded(x.reshape(x.shape[0], num_in), x.dtype)
     item = 4 if x.dtype == jnp.float32 else 2
     room = CPU_BLOCK_BYTES if jax.default_backend() == "cpu" else BLOCK_BYTES
-    if weight.activations == FLOAT:
+    if weight.activations == INT8_GROUP:
+        flat, item = rounded_groups(flat), 4
+    if weight.activations in (FLOAT, INT8_GROUP):
         product: Callable[[QuantizedArray], jax.Array] = functools.partial(_product, flat)
         row_bytes = num_in * item
     else:

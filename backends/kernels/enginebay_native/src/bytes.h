@@ -94,34 +94,40 @@ struct Nibbles {
   }
 };
 
+// The largest of all lanes.
+ENGINEBAY_INLINE int32_t largest_lane(Ints v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_epi32((__m512i)v);
+#else
+  int32_t most = v[0];
+  for (int i = 1; i < kLanes; ++i) most = std::max(most, v[i]);
+  return most;
+#endif
+}
+
 // Rounds a row to int8, and adds zeros up to `padded` inputs. Returns the scale, largest / 127; NaN where an input is not
-// finite.
+// finite. The bits of absolute values, taken as integers, have the order of the numbers, and those of NaN come last.
 inline float round_row(const float* x, int64_t in, int8_t* out, int64_t padded) {
-  Floats most{};
-  Ints finite = Ints{} - 1;
+  constexpr int32_t kNoSign = 0x7fffffff, kInfinity = 0x7f800000;
+  Ints most{};
   int64_t k = 0;
   for (; k + kLanes <= in; k += kLanes) {
-    Floats v = load(x + k);
-    v = v < splat(0.0f) ? -v : v;
-    finite &= v <= splat(std::numeric_limits<float>::max());
-    most = v > most ? v : most;
+    Ints bits = (Ints)load(x + k) & kNoSign;
+    most = bits > most ? bits : most;
   }
-  float largest = 0.0f;
-  bool is_finite = true;
-  for (int i = 0; i < kLanes; ++i) {
-    largest = std::max(largest, most[i]);
-    is_finite &= finite[i] != 0;
-  }
+  int32_t largest = largest_lane(most);
   for (; k < in; ++k) {
-    float v = std::fabs(x[k]);
-    is_finite &= v <= std::numeric_limits<float>::max();
-    largest = std::max(largest, v);
+    int32_t bits;
+    std::memcpy(&bits, x + k, sizeof(bits));
+    largest = std::max(largest, bits & kNoSign);
   }
-  float scale = largest / 127.0f;
+  float scale;
+  std::memcpy(&scale, &largest, sizeof(scale));
+  scale /= 127.0f;
   std::fill(out + in, out + padded, int8_t(0));
-  if (!is_finite || scale == 0.0f) {
+  if (largest >= kInfinity || scale == 0.0f) {
     std::fill(out, out + in, int8_t(0));
-    return is_finite ? 0.0f : std::numeric_limits<float>::quiet_NaN();
+    return largest < kInfinity ? 0.0f : std::numeric_limits<float>::quiet_NaN();
   }
   k = 0;
 #if defined(__AVX512F__)
@@ -145,8 +151,17 @@ struct Block {
   float negated[kLanes];
 };
 
+// A block of a row that has a scale for each kScaled inputs: the scale of each lane.
 template <typename W>
-void pack_row(const int8_t* row, int64_t in, Block<W>* blocks) {
+struct ScaledBlock : Block<W> {
+  float scales[kLanes];
+};
+
+constexpr int64_t kScaled = 32;
+
+// B: Block<W>, or a ScaledBlock<W>, whose scales this leaves as they are.
+template <typename W, typename B>
+void pack_row(const int8_t* row, int64_t in, B* blocks) {
   for (int64_t first = 0; first < in; first += W::kInputs, ++blocks, row += W::kInputs) {
     for (int j = 0; j < kLanes; ++j) {
       int32_t sum = 0;
@@ -163,6 +178,19 @@ void pack_row(const int8_t* row, int64_t in, Block<W>* blocks) {
       }
     }
   }
+}
+
+// Rounds a row with a scale for each kScaled inputs, and packs it. `bytes` has room for the row and zeros.
+template <typename W>
+void pack_scaled_row(const float* x, int64_t in, int8_t* bytes, int64_t padded, ScaledBlock<W>* blocks) {
+  static_assert(W::kInputs % kScaled == 0 && kScaled % W::kPerLane == 0);
+  for (int64_t first = 0; first < padded; first += kScaled) {
+    int64_t count = std::clamp<int64_t>(in - first, 0, kScaled);
+    float scale = round_row(x + first, count, bytes + first, kScaled);
+    float* lanes = blocks[first / W::kInputs].scales + first % W::kInputs / W::kPerLane;
+    std::fill_n(lanes, kScaled / W::kPerLane, scale);
+  }
+  pack_row<W>(bytes, in, blocks);
 }
 
 }  // namespace

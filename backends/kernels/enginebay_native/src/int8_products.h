@@ -2,6 +2,8 @@
 // int32; scales of groups are applied in a fixed order. So a row's result does not depend on the number of rows.
 #pragma once
 
+#include <type_traits>
+
 #include "bytes.h"
 #include "products.h"
 #include "scales.h"
@@ -93,9 +95,11 @@ struct Int8Weight {
   }
 };
 
-// A weight with scales, and zero points where kZeros, per group of inputs. W: Bytes or Nibbles.
-template <typename W, bool kZeros>
+// A weight with scales, and zero points where kZeros, per group of inputs. W: Bytes or Nibbles. B: how the blocks of rows are
+// packed, with scales of their own or without.
+template <typename W, bool kZeros, typename B = Block<W>>
 struct GroupedWeight {
+  static constexpr bool kScaledRows = std::is_same_v<B, ScaledBlock<W>>;
   using Form = W;
   static constexpr int kWide = kColumns - kColumns % 4 + (kColumns < 4 ? 2 : 0);
   const uint8_t* values;
@@ -116,8 +120,9 @@ struct GroupedWeight {
     const Vectors<C> vectors(values, row_bytes());
     for (int64_t k = 0; k < row_bytes(); k += kBytes) add<R, C>(tile, spread, x, k, ahead, vectors.at(k));
     tile.put(out, stride);
-    for (int r = 0; r < R; ++r)
-      for (int c = 0; c < C; ++c) out[r * stride + c] *= x.scales[r];
+    if constexpr (!kScaledRows)
+      for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) out[r * stride + c] *= x.scales[r];
   }
 
  private:
@@ -133,9 +138,10 @@ struct GroupedWeight {
       if (kZeros) zero = spread.of(groups.from(zeros, c), part_of);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        auto* inputs = reinterpret_cast<const Block<W>*>(x.data + r * x.stride) + block;
+        auto* inputs = reinterpret_cast<const B*>(x.data + r * x.stride) + block;
         Floats part = to_floats(each.add(load_ints(inputs->offsets), inputs->inputs));
         if (kZeros) part = add_product(part, zero, load(inputs->negated));
+        if constexpr (kScaledRows) part *= load(inputs->scales);
         tile.sums[r][c] = add_product(tile.sums[r][c], part, scale);
       }
     }

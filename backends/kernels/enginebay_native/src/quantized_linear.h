@@ -1,6 +1,7 @@
 // Products with one or several quantised weights [out, in]: rows of f32, or rows that are rounded to int8 here. The source that
 // includes this defines ENGINEBAY_NAME, the name of the call; ENGINEBAY_S8, ENGINEBAY_ZEROS_S8 (with zero points), ENGINEBAY_S4
-// or ENGINEBAY_U4 (with zero points): the form of the weights; and ENGINEBAY_ROUNDED for rows that are rounded.
+// or ENGINEBAY_U4 (with zero points): the form of the weights; and ENGINEBAY_ROUNDED for rows that are rounded with one scale,
+// or ENGINEBAY_ROUNDED_GROUPS for rows that are rounded with a scale for each 32 inputs.
 #pragma once
 
 #include "amx.h"
@@ -119,6 +120,21 @@ ffi::Error rounded(Call& call, const GroupedWeight<W, kZeros>& weight) {
   return ffi::Error::Success();
 }
 
+// Rounded rows with scales of their own.
+template <typename W, bool kZeros>
+ffi::Error rounded_groups(Call& call, const GroupedWeight<W, kZeros, ScaledBlock<W>>& weight) {
+  int64_t blocks = (call.in + W::kInputs - 1) / W::kInputs, padded = blocks * W::kInputs;
+  auto* data = call.take<ScaledBlock<W>>(call.rows * blocks);
+  auto* bytes = call.take<int8_t>(call.rows * padded);
+  if (!data || !bytes) return too_small();
+  call.each(call.rows, call.in, [&](int64_t r) {
+    pack_scaled_row<W>(call.x + r * call.in, call.in, bytes + r * padded, padded, data + r * blocks);
+  });
+  Rounded x{reinterpret_cast<const int8_t*>(data), blocks * int64_t(sizeof(ScaledBlock<W>)), nullptr, nullptr};
+  multiply_all(call, x, weight);
+  return ffi::Error::Success();
+}
+
 // Scales per group, rows of f32.
 template <typename W, bool kZeros>
 ffi::Error unpacked(Call& call, const UnpackedWeight<W, kZeros>& weight) {
@@ -167,6 +183,9 @@ ffi::Error multiply(Call& call, const Stored& w) {
     return rounded(call, Int8Weight{reinterpret_cast<const int8_t*>(w.values), static_cast<const float*>(w.scales), w.in});
 #endif
   return rounded(call, GroupedWeight<Numbers, kHasZeros>{w.values, w.scales, w.zeros, w.in, w.groups});
+#elif defined(ENGINEBAY_ROUNDED_GROUPS)
+  using Weight = GroupedWeight<Numbers, kHasZeros, ScaledBlock<Numbers>>;
+  return rounded_groups(call, Weight{w.values, w.scales, w.zeros, w.in, w.groups});
 #else
   return unpacked(call, UnpackedWeight<Numbers, kHasZeros>{w.values, w.scales, w.zeros, w.in, w.groups});
 #endif

@@ -24,7 +24,13 @@ from enginebay_testing.case_runs import other_inputs
 from enginebay_testing.covering import OpAxes
 from enginebay_testing.exact import hold
 from enginebay_testing.op_kit import CaseBudget, LayoutTypes, OpCase, PlainCase, covering_cases
-from enginebay_testing.quantized import NUMBERS, ONE_SCALE, random_weight, rounded_inputs
+from enginebay_testing.quantized import (
+    NUMBERS,
+    ONE_SCALE,
+    input_scales,
+    random_weight,
+    rounded_inputs,
+)
 from enginebay_testing.verdicts import expect
 from enginebay_xla.kit.axes import EMBEDDING, GROUPED_LINEAR, LINEAR, never_both
 from enginebay_xla.kit.grouped import (
@@ -57,6 +63,7 @@ random_weight.
 
 NEVER = (
     ("weights", "fp8", "activations", "int8"),
+    ("weights", "fp8", "activations", "int8_group"),
     *never_both("groups", (64, 65, 129), "outputs", (1024, 1025, 1700, 2049, 4097)),
     *never_both("groups", (64, 65, 129), "experts", (16, 60, 64, 128)),
     *never_both("rows", (512, 513, 1025), "outputs", (1024, 1025, 2049, 4097)),
@@ -194,7 +201,7 @@ def _inputs(case: PlainCase) -> tuple[int, ...]:
 
 def _multiplied(x: np.ndarray, weight: QuantizedArray) -> np.ndarray:
     """Return what a weight multiplies: x, or its rounded rows."""
-    return x if weight.activations == FLOAT else rounded_inputs(x)
+    return x if weight.activations == FLOAT else rounded_inputs(x, weight.activations)
 
 
 def _magnitudes(weight: QuantizedArray) -> np.ndarray:
@@ -241,7 +248,7 @@ def _flips(x: np.ndarray, weight: QuantizedArray) -> np.ndarray:
     if weight.activations == FLOAT:
         return np.zeros(x.shape)
     flat = np.abs(x.astype(np.float64)).reshape(len(x), math.prod(x.shape[1:]))
-    steps = flat.max(axis=1, keepdims=True, initial=0) / 127
+    steps = input_scales(flat, weight.activations)
     numbers = flat / np.where(steps > 0, steps, 1)
     is_near = np.abs(numbers - np.floor(numbers) - 0.5) < NEAR_HALF
     return np.asarray((is_near * steps).reshape(x.shape))

@@ -1,0 +1,6 @@
+// The products of quantized_linear.h: weights of 8 bits, rows that are rounded to int8 in
+// groups of 32 inputs.
+#define ENGINEBAY_NAME enginebay_group_rounded_linear_s8
+#define ENGINEBAY_S8
+#define ENGINEBAY_ROUNDED_GROUPS
+#include "quantized_linear.h"
