@@ -28,6 +28,10 @@ pytestmark = pytest.mark.xdist_group("native")
             {"quantization": "int4", "activation_quantization": "int8"},
             {"attention_f32", "rounded_linear_s4", "rounded_linear_s8", "panel_linear"},
         ),
+        (
+            {"quantization": "int4", "activation_quantization": "int8_group"},
+            {"attention_f32", "group_rounded_linear_s4", "group_rounded_linear_s8", "panel_linear"},
+        ),
         ({"kv_cache_dtype": "int8"}, {"attention_codes", "linear_f32"}),
     ],
 )

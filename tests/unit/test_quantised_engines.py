@@ -29,6 +29,11 @@ CHOICES: dict[str, dict[str, Any]] = {
     "oengine-windows-uint4": {"engine": PAGED, "kv_cache_dtype": "uint4"},
     "vinference-windows-int8": {"engine": "vinference", "kv_cache_dtype": "int8"},
     "oengine-weights-int4": {"engine": "oengine", "quantization": "int4"},
+    "oengine-rounded-groups": {
+        "engine": "oengine",
+        "quantization": "int4",
+        "activation_quantization": "int8_group",
+    },
     "oengine-all": {
         "engine": "oengine",
         "quantization": "int8",

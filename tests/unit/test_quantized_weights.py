@@ -233,7 +233,7 @@ def test_greedy_tokens_are_those_of_the_reference(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2, 4])
-@pytest.mark.parametrize("activations", ["none", "int8"])
+@pytest.mark.parametrize("activations", ["none", "int8", "int8_group"])
 @pytest.mark.parametrize("quantization", ["int4", "fp8"])
 @pytest.mark.usefixtures("few_sizes_module")
 def test_greedy_tokens_of_every_form_on_several_devices(
@@ -242,8 +242,8 @@ def test_greedy_tokens_of_every_form_on_several_devices(
     given: dict[str, Any] = SIZES | {"quantization": quantization, "mesh": {"tensor": devices}}
     if devices == 4:  # the model has two KV heads
         given["axis_rules"] = {"kv_heads": None}
-    if (quantization, activations) == ("fp8", "int8"):
-        with pytest.raises(ConfigError, match=r"activation_quantization = 'int8'.*fp8"):
+    if quantization == "fp8" and activations != "none":
+        with pytest.raises(ConfigError, match=rf"activation_quantization = '{activations}'.*fp8"):
             plan_of(BRIEF, **given, activation_quantization=activations)
         return
     given |= {"activation_quantization": activations, "engine": "oengine"}
@@ -254,12 +254,29 @@ def test_greedy_tokens_of_every_form_on_several_devices(
             assert reference.first_wrong_token(out.prompt_token_ids, tokens, 1e-2) is None
 
 
-def test_rounded_activations_need_weights_of_whole_numbers() -> None:
-    rounded = plan_of(activation_quantization="int8").weight_format
-    assert {one.activations for one in rounded.quantized.values()} == {"int8"}
+@pytest.mark.parametrize("rounding", ["int8", "int8_group"])
+def test_rounded_activations_need_weights_of_whole_numbers(rounding: str) -> None:
+    rounded = plan_of(activation_quantization=rounding).weight_format
+    assert {one.activations for one in rounded.quantized.values()} == {rounding}
     for quantization in ("none", "fp8"):
-        with pytest.raises(ConfigError, match=r"activation_quantization = 'int8' with weights"):
-            plan_of(quantization=quantization, activation_quantization="int8")
+        match = rf"activation_quantization = '{rounding}' with weights"
+        with pytest.raises(ConfigError, match=match):
+            plan_of(quantization=quantization, activation_quantization=rounding)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kernel", ["xla", "native"])
+def test_inputs_that_are_rounded_in_groups_give_the_tokens_of_the_reference(kernel: str) -> None:
+    given: dict[str, Any] = SIZES | {
+        "quantization": "int4",
+        "activation_quantization": "int8_group",
+        "engine": "oengine",
+    }
+    reference = ReferenceModel(plan_of(BRIEF, **given, kernels={"linear": "xla"}))
+    with LLM(BRIEF, **given, kernels={"linear": kernel}) as llm:
+        for out in llm.generate(PROMPTS, GREEDY):
+            tokens = out.outputs[0].token_ids
+            assert reference.first_wrong_token(out.prompt_token_ids, tokens, 1e-3) is None
 
 
 def test_a_kernel_that_rounds_no_inputs_is_refused_by_name() -> None:
