@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from enginebay.ops.activations import INT8
 from enginebay.weights import FLOAT, QuantizedArray, Weight
 from enginebay_native.calls import register
 from enginebay_native.compiling import check_library
@@ -70,7 +71,7 @@ def is_int8(weight: QuantizedArray) -> bool:
 
 def _quantized(x: jax.Array, weight: QuantizedArray, group_sizes: jax.Array) -> jax.Array:
     """Compute the products with the other forms of weights, f32 [T, outputs]."""
-    is_few = x.shape[0] <= MAX_FLOAT_ROWS * weight.shape[0] or weight.activations != FLOAT
+    is_few = x.shape[0] <= MAX_FLOAT_ROWS * weight.shape[0] or weight.activations == INT8
     if x.shape[0] > 0 and is_few and is_served(weight):
         return in_cpp(x, weight, sizes=group_sizes, block_bytes=128 << 10, tasks_per_thread=4)
     return in_panels(x, weight, group_sizes)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay.ops.activations import INT8
 from enginebay.ops.caps import Env
 from enginebay.ops.tuning import OpProblem
 from enginebay.weights import FLOAT, QuantizedArray, Weight
@@ -115,8 +116,8 @@ class NativeLinear:
     def _quantized(
         self, x: jax.Array, weight: QuantizedArray, bias: jax.Array | None, out_dtype: Any
     ) -> jax.Array:
-        """Multiply few rows, and rounded rows, by the kernels for the form of the weight, and all
-        others in panels.
+        """Multiply few rows, and rows with one scale each, by the kernels for the form of the
+        weight, and all others in panels.
         """
         flat = x.reshape(x.shape[0], math.prod(x.shape[1:])).astype(jnp.float32)
         is_rounded, dtype = weight.activations != FLOAT, weight.values.dtype
@@ -125,7 +126,7 @@ class NativeLinear:
         if is_few and not is_rounded and has_one_scale and dtype in ONE_SCALE:
             out = self._in_cpp(flat, weight.values.reshape(-1, flat.shape[1]))
             out = out * weight.scales.reshape(-1).astype(jnp.float32)
-        elif (is_few or (is_rounded and flat.shape[0] > 0)) and is_served(weight):
+        elif (is_few or (weight.activations == INT8 and flat.shape[0] > 0)) and is_served(weight):
             outputs = math.prod(weight.scales.shape[:-1])
             sharing = self._sharing(flat.shape[0], flat.shape[1], outputs, dtype)
             out = in_cpp(
