@@ -145,6 +145,42 @@ def test_the_page_that_rested_longest_is_evicted_first() -> None:
     index.check()
 
 
+def test_passed_pages_are_evicted_first_while_they_are_more_than_a_quarter() -> None:
+    index = index_of(6)
+    for page in range(7, 13):
+        index.add(bytes([page]), page)
+        index.rest(page, float(page), is_passed=True)
+    index.check()
+    assert [index.evict().page for _ in range(6)] == [7, 8, 9, 10, 1, 11]
+    assert [index.evict(latest=True).page for _ in range(6)] == [6, 5, 4, 3, 2, 12]
+    index.check()
+
+
+def test_a_page_that_another_row_has_used_is_not_passed() -> None:
+    index = index_of(2)
+    index.wake(1)
+    index.rest(1, 3.0, is_passed=True)
+    index.add(bytes([3]), 3)
+    index.rest(3, 4.0, is_passed=True)
+    assert [index.evict().page for _ in range(3)] == [3, 2, 1]
+    index.add(bytes([1]), 1)
+    index.rest(1, 5.0, is_passed=True)
+    index.add(bytes([2]), 2)
+    index.rest(2, 6.0)
+    assert index.evict().page == 1, "an evicted page begins anew"
+
+
+def test_passed_pages_expire_too() -> None:
+    index = PrefixIndex(10.0)
+    for page, is_passed in ((1, False), (2, True), (3, False), (4, True)):
+        index.add(bytes([page]), page)
+        index.rest(page, float(page), is_passed=is_passed)
+    assert index.next_expiry_s(5.0, 10.0) == 6.0
+    assert sorted(index.expire(12.5)) == [1, 2]
+    assert sorted(index.clear()) == [3, 4]
+    index.check()
+
+
 def test_pages_expire_after_their_time() -> None:
     index = index_of(3, ttl_s=10.0)
     assert index.expire(10.5) == []

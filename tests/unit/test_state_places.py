@@ -66,6 +66,20 @@ def test_prompts_are_cut_where_states_are_kept() -> None:
     assert prefill(without, admit(without, 1, prompt), prompt) == [15]
 
 
+def test_long_prompts_do_not_displace_where_conversations_go_on() -> None:
+    """Each conversation makes more snapshots than there is room for, and goes on from its last."""
+    ledger, ends = make_ledger(6), []
+    prompts = [tokens(41, 100 * n) for n in (1, 2, 3)]
+    for _ in range(2):
+        for number, prompt in enumerate(prompts):
+            lease = admit(ledger, 0, prompt)
+            ends.append(lease.num_cached)
+            prefill(ledger, lease, prompt)
+            ledger.release(lease)
+            prompts[number] = np.concatenate([prompt, tokens(4, 1000 * (number + 1))])
+    assert ends == [0, 0, 0, 40, 40, 40]
+
+
 def test_a_hit_ends_at_a_snapshot_and_copies_it() -> None:
     ledger, prompt = make_ledger(), tokens(23)
     first = admit(ledger, 0, prompt)

@@ -21,6 +21,8 @@ class CachedPrefix:
     page_size: int
     pages: Mapping[str, Sequence[int]]
     digests: Sequence[bytes]
+    num_prompt: int
+    """Number of tokens of the row's prompt."""
     sources: dict[int, PageSource] = dataclasses.field(default_factory=dict)
     """Where the content of a page comes from that was not on the device, by number of the page."""
 

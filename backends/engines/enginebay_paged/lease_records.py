@@ -45,10 +45,14 @@ class LeaseRecord:
     """Hashes of the first full pages."""
     key: PrefixKey
     """The PrefixKey of these hashes."""
+    num_prompt: int
+    """Number of tokens of the row's prompt."""
     cut: int | None = None
     """Number of tokens after which a snapshot of the row's states is made."""
     is_forked: bool = False
     """Whether the row can be forked at that snapshot."""
+    is_passed: bool = False
+    """Whether the row makes a snapshot after that one."""
     fork_point: tuple[int, bytes] | None = None
     """Number of tokens of the snapshot for forks, and its hash."""
 
@@ -87,10 +91,14 @@ class LeaseRecords:
         digests: list[bytes],
         pages: Mapping[str, Sequence[int]],
         key: PrefixKey = NO_KEY,
+        *,
+        num_prompt: int = 0,
     ) -> LeaseRecord:
-        """Add a lease of these pages by group; the first pages hold `num_cached` tokens."""
+        """Add a lease of these pages by group; the first pages hold `num_cached` tokens of a prompt
+        of `num_prompt` tokens.
+        """
         lease = Lease(row=row, capacity=0, num_cached=num_cached, pages=dict.fromkeys(pages, ()))
-        held = self._held[row] = LeaseRecord(lease, num_cached, digests, key)
+        held = self._held[row] = LeaseRecord(lease, num_cached, digests, key, num_prompt)
         for group, its_pages in pages.items():
             self.extend(lease, group, its_pages)
         return held
@@ -120,21 +128,27 @@ class LeaseRecords:
             last = self.last_page(name, held.num_computed, num_tokens)
             if last > had:
                 first = group.first_page(held.num_computed)
-                self._drop_before(lease, name, first)
+                self._drop_before(held, name, first)
                 passed = max(0, min(first, last) - had)
                 fresh = [group.store.take() for _ in range(last - had - passed)]
                 self.extend(lease, name, [DUMMY_PAGE] * passed + fresh)
 
-    def _drop_before(self, lease: Lease, group: str, first: int) -> None:
-        """Release a group's pages before page number `first`."""
-        pages, one = lease.pages[group], self.groups[group]
+    def _drop_before(self, held: LeaseRecord, group: str, first: int) -> None:
+        """Release a group's pages before page number `first`. The window at the prompt's end is not
+        passed: the next turn's prompt may differ from there on.
+        """
+        lease, one = held.lease, self.groups[group]
+        pages, size = lease.pages[group], one.table.page_size
+        kept = range(one.first_page(held.num_prompt - size), pages_for(held.num_prompt, size))
         last = min(first, len(pages))
         start = last
         while start and pages[start - 1] != DUMMY_PAGE:
             start -= 1
         if start < last:
-            for page in reversed(pages[start:last]):
-                one.store.drop(page)
+            # In order: a row continues where the last `window` positions are cached, so the pages
+            # before them must be evicted earlier.
+            for number, page in enumerate(pages[start:last], start):
+                one.store.drop(page, is_passed=number not in kept)
             lease.pages[group] = (DUMMY_PAGE,) * last + pages[last:]
             one.table.page_ids[lease.row, start:last] = DUMMY_PAGE
 

@@ -102,7 +102,7 @@ class PageLedger(Ledger):
         num_cached = min(len(digests) * self.page_size, num_prompt - 1)
         snapshot = digests[-1] if digests else None
         pages = self._prefixes.pages(digests)
-        begin = CachedPrefix(num_cached, self.page_size, pages, digests)
+        begin = CachedPrefix(num_cached, self.page_size, pages, digests, num_prompt)
         return self._promise(row, begin, num_tokens, key, snapshot)
 
     def fork(self, lease: Lease, row: int, num_cached: int, num_tokens: int) -> Lease | None:
@@ -130,7 +130,8 @@ class PageLedger(Ledger):
                 len(known) * self.page_size,
             )
             snapshot = known[-1] if known else None
-        begin = CachedPrefix(num_cached, self.page_size, pages, parent.digests)
+        num_prompt = parent.num_prompt
+        begin = CachedPrefix(num_cached, self.page_size, pages, parent.digests, num_prompt)
         return self._promise(row, begin, num_tokens, parent.key, snapshot)
 
     def _fork_from(self, parent: LeaseRecord, num_cached: int) -> tuple[int, bytes | None]:
@@ -167,7 +168,8 @@ class PageLedger(Ledger):
             given[name] = begin.give(name, group, last, self._log)
         if self.host_slots:
             self._prefixes.settle()
-        held = self._held.add(row, num_cached, list(begin.digests[: begin.num_shared]), given, key)
+        digests, num_prompt = list(begin.digests[: begin.num_shared]), begin.num_prompt
+        held = self._held.add(row, num_cached, digests, given, key, num_prompt=num_prompt)
         begin.count(held.lease)
         held.lease.capacity = num_pages * self.page_size
         for name, state in self._states.items():
@@ -218,11 +220,12 @@ class PageLedger(Ledger):
             return num_tokens
         held, every = self._held.current(lease), self._snapshot_tokens
         start, points = held.num_computed, [] if fork_at is None else [fork_at]
+        last_page = (num_tokens - 1) // self.page_size * self.page_size
         if self._prefixes.keeps_pages:
-            last_page = (num_tokens - 1) // self.page_size * self.page_size
             points += [(start // every + 1) * every, last_page]
         held.cut = min((point for point in points if start < point < num_tokens), default=None)
         held.is_forked = held.cut == fork_at
+        held.is_passed = held.cut not in (fork_at, last_page)
         return num_tokens if held.cut is None else held.cut
 
     def commit(self, lease: Lease, token_ids: np.ndarray) -> None:
@@ -241,7 +244,7 @@ class PageLedger(Ledger):
         else:
             digest = held.digests[num_pages - 1]
         for name, state in self._states.items():
-            copy = state.keep(held.lease.row, digest)
+            copy = state.keep(held.lease.row, digest, is_passed=held.is_passed)
             if copy is not None:
                 self._log.copy(name, *copy)
         if held.is_forked:

@@ -11,7 +11,7 @@ class StatePlaces:
     """Gives each row a place, and keeps *snapshots*: copies of row states under the hash of their
     tokens.
 
-    Snapshots occupy places that no row uses, and the least recently used one is evicted first. The
+    Snapshots occupy places that no row uses, and are evicted in the order of `RestingPages`. The
     pool has a place for every row, so `give` never fails.
     """
 
@@ -32,15 +32,16 @@ class StatePlaces:
         self.table.append(row, [place])
         return place, source
 
-    def keep(self, row: int, digest: bytes) -> tuple[int, int] | None:
+    def keep(self, row: int, digest: bytes, *, is_passed: bool = False) -> tuple[int, int] | None:
         """Return (from, to) places for a snapshot of a row's state, to be found under `digest` from
-        now on. None when the snapshot exists, or there is no room.
+        now on. None when the snapshot exists, or there is no room. `is_passed`: the row makes
+        another one.
         """
         if self.store.find(digest) is not None or not self.store.available():
             return None
         place = self.store.take()
         self.store.name(digest, place)
-        self.store.drop(place)
+        self.store.drop(place, is_passed=is_passed)
         return self._places[row], place
 
     def remove(self, row: int) -> None:

@@ -12,7 +12,7 @@ from enginebay_paged.prefix import PrefixIndex
 
 
 class PageStore:
-    """Allocates pages: free pages first, then the least recently used cached page.
+    """Allocates pages: free pages first, then cached pages in the order of `RestingPages`.
 
     A page in the index is cached when its last holder drops it. Without an index every page becomes
     free. With a host tier, a cached page whose space is needed is moved to the host.
@@ -94,15 +94,15 @@ class PageStore:
 
     def share(self, page: int) -> None:
         """Add a holder to a page."""
-        if self.index is not None and self.index.is_resting(page):
+        if self.index is not None:
             self.index.wake(page)
         self.pool.share(page)
 
-    def drop(self, page: int) -> None:
-        """Remove a holder of a page."""
+    def drop(self, page: int, *, is_passed: bool = False) -> None:
+        """Remove a holder of a page. `is_passed`: the row goes on without it."""
         keep = self.index is not None and page in self.index
         if self.pool.drop(page, keep=keep) and self.index is not None and keep:
-            self.index.rest(page, self._clock())
+            self.index.rest(page, self._clock(), is_passed=is_passed)
 
     def is_private(self, page: int) -> bool:
         """Return whether the page's holder may write to it: it has no other holder, and is not in
