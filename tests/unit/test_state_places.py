@@ -66,6 +66,23 @@ def test_prompts_are_cut_where_states_are_kept() -> None:
     assert prefill(without, admit(without, 1, prompt), prompt) == [15]
 
 
+def test_a_chat_is_cut_before_its_generation_prompt() -> None:
+    """The next turn's prompt repeats the tokens before it alone."""
+    ledger, prompt = make_ledger(), tokens(22)
+    lease = admit(ledger, 0, prompt)
+    ends, done = [], 0
+    while done < len(prompt):
+        done = ledger.chunk_end(lease, len(prompt), reuse_at=19)
+        ledger.commit(lease, prompt[:done])
+        ends.append(done)
+    assert ends == [8, 16, 22]
+    following = np.concatenate([prompt[:19], tokens(20, 500)])
+    assert ledger.num_cached_tokens(following) == 16
+    other = make_ledger(every=16)
+    lease = admit(other, 0, prompt)
+    assert [other.chunk_end(lease, len(prompt), reuse_at=15)] == [12]
+
+
 def test_long_prompts_do_not_displace_where_conversations_go_on() -> None:
     """Each conversation makes more snapshots than there is room for, and goes on from its last."""
     ledger, ends = make_ledger(6), []

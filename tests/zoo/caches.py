@@ -187,8 +187,14 @@ class Late(StateLedger):
     point.
     """
 
-    def chunk_end(self, lease: Lease, num_tokens: int, fork_at: int | None = None) -> int:
-        super().chunk_end(lease, num_tokens, fork_at)
+    def chunk_end(
+        self,
+        lease: Lease,
+        num_tokens: int,
+        fork_at: int | None = None,
+        reuse_at: int | None = None,
+    ) -> int:
+        super().chunk_end(lease, num_tokens, fork_at, reuse_at)
         return num_tokens
 
     def commit(self, lease: Lease, token_ids: np.ndarray) -> None:

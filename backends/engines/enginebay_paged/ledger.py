@@ -215,12 +215,19 @@ class PageLedger(Ledger):
             for name, pages in lease.pages.items()
         }
 
-    def chunk_end(self, lease: Lease, num_tokens: int, fork_at: int | None = None) -> int:
+    def chunk_end(
+        self,
+        lease: Lease,
+        num_tokens: int,
+        fork_at: int | None = None,
+        reuse_at: int | None = None,
+    ) -> int:
         if not self._states:
             return num_tokens
         held, every = self._held.current(lease), self._snapshot_tokens
         start, points = held.num_computed, [] if fork_at is None else [fork_at]
-        last_page = (num_tokens - 1) // self.page_size * self.page_size
+        last = num_tokens - 1 if reuse_at is None else min(reuse_at, num_tokens - 1)
+        last_page = last // self.page_size * self.page_size
         if self._prefixes.keeps_pages:
             points += [(start // every + 1) * every, last_page]
         held.cut = min((point for point in points if start < point < num_tokens), default=None)

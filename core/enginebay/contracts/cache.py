@@ -339,12 +339,19 @@ class Ledger(ABC):
         """
         raise InternalError(f"row {row} is forked from {lease.row} in a ledger that does not fork")
 
-    def chunk_end(self, lease: Lease, num_tokens: int, fork_at: int | None = None) -> int:
+    def chunk_end(
+        self,
+        lease: Lease,
+        num_tokens: int,
+        fork_at: int | None = None,
+        reuse_at: int | None = None,
+    ) -> int:
         """Return the position at which the next prefill chunk must end at the latest.
 
-        The row's prompt has `num_tokens` tokens; other rows may fork it after `fork_at` tokens. A
-        ledger that keeps copies of recurrent states returns the next position at which it copies
-        the state, because a state exists only at the end of a chunk.
+        The row's prompt has `num_tokens` tokens; other rows may fork it after `fork_at` tokens, and
+        the prompts of a conversation's later turns repeat its first `reuse_at` tokens. A ledger
+        that keeps copies of recurrent states returns the next position at which it copies the
+        state, because a state exists only at the end of a chunk.
         """
         return num_tokens
 

@@ -38,6 +38,12 @@ class ChatPrompt(list[int]):
     """
 
 
+MAX_GENERATION_PROMPT = 16
+"""Max tokens at the end of a ChatPrompt that begin an answer. The next turn's prompt may have other
+tokens in their place, such as those of an answer without reasoning.
+"""
+
+
 class TextDecoder(ABC):
     """Decodes token ids to text while they arrive. The parts join to the text of all ids decoded at
     once. A copy (copy.copy) continues from the same tokens, independently.

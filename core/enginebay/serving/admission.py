@@ -10,6 +10,7 @@ import numpy as np
 
 from enginebay.contracts.engine import Engine
 from enginebay.contracts.prefix_key import PrefixKey
+from enginebay.contracts.text import MAX_GENERATION_PROMPT
 from enginebay.errors import RequestError
 from enginebay.serving.request_table import RequestTable
 from enginebay.serving.running import Running
@@ -144,7 +145,10 @@ class Admission:
         others = self.requests.waiting.values() if ledger.states and parent else ()
         is_forked = parent in [one.request.parent_id for one in others]
         fork_at = tracked.num_prompt - 1 if is_forked else None
-        return ledger.chunk_end(tracked.row_lease, tracked.num_prefill, fork_at)
+        if not (ledger.states and tracked.request.begins_text):
+            return ledger.chunk_end(tracked.row_lease, tracked.num_prefill, fork_at)
+        reuse_at = max(0, tracked.num_prompt - MAX_GENERATION_PROMPT)
+        return ledger.chunk_end(tracked.row_lease, tracked.num_prefill, fork_at, reuse_at)
 
     def set_computed(self, tracked: Running, num_tokens: int) -> None:
         """Record that launched steps have put the first `num_tokens` tokens of a running request
