@@ -43,6 +43,12 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
             action="store_true",
             help="also print the candidates that were refused, and why",
         )
+        parser.add_argument(
+            "--chat",
+            metavar="FILE",
+            help="print instead how much of each prompt of a conversation repeats the one before: "
+            "FILE has messages, the body of a chat request, or a line of JSON for each of several",
+        )
     if name == "config":
         parser.add_argument(
             "--schema", action="store_true", help="print the JSON schema of a configuration instead"
@@ -62,6 +68,11 @@ def _print_json(value: Any) -> None:
 
 
 def _explain(args: argparse.Namespace) -> None:
+    if args.chat is not None:
+        from enginebay.cli.chat_prefixes import explain_chat
+
+        explain_chat(config_from(args), args.chat, as_json=args.json)
+        return
     from enginebay.compose.composition import make_engine, make_plan
     from enginebay.compose.kernel_configs import kernel_configs
     from enginebay.compose.stored_bytes import count_stored_bytes
