@@ -24,6 +24,7 @@ from enginebay.compose.composition import make_plan
 from enginebay.config import EngineConfig
 from enginebay.contracts.commands import CopyPages, Drop, PageIn, PageOut
 from enginebay.contracts.scheduler import Decision, Scheduler, SchedulerView
+from enginebay.contracts.text import ChatPrompt
 from enginebay.errors import CheckpointError, UnsupportedError
 from enginebay_models.lfm2 import family as lfm2
 from enginebay_paged.pools import SNAPSHOTS_PER_ROW
@@ -103,6 +104,19 @@ def test_only_prompts_that_others_fork_are_cut_before_their_last_token(paged: LL
             paged.generate([prompt], GREEDY.model_copy(update={"n": n}))
         chunks.append([p.rows[0].num_tokens for p in plans if not p.is_decode])
     assert chunks == [[7], [6, 1, 1]]
+
+
+def test_a_chat_is_cut_before_its_generation_prompt(paged: LLM) -> None:
+    """The next turn of a conversation may not repeat its last tokens."""
+    paged.run_on_engine(lambda: (paged.engine.drop_arrays(), paged.engine.make_arrays()))
+    prompt = tiny.prompts()[4]
+    assert len(prompt) == 150
+    for given, ends in ((ChatPrompt(prompt), [64, 128, 150]), (prompt, [144, 150])):
+        with pytest.MonkeyPatch.context() as patch:
+            plans = watch(paged.engine, patch)
+            assert tokens_of([paged.generate(given, GREEDY)[0]]) == [wanted()[4]]
+        rows = [plan.rows[0] for plan in plans if not plan.is_decode]
+        assert [row.num_computed + row.num_tokens for row in rows] == ends
 
 
 class PreemptsPrompts(Scheduler):
