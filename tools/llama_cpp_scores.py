@@ -19,6 +19,7 @@ import numpy as np
 def main() -> None:
     """Run the job on stdin."""
     job: dict[str, Any] = json.load(sys.stdin)
+    leave_out_extra_buffers()
     kind = getattr(llama_cpp, f"GGML_TYPE_{job['kind'].upper()}")
     if job["weights"]:
         convert(job["gguf"], job["model"], job["weights"])
@@ -49,6 +50,19 @@ def main() -> None:
             model.eval(answer[-1:])
         answers.append(answer)
     print(json.dumps(answers))
+
+
+def leave_out_extra_buffers() -> None:
+    """Load models without the buffers of a processor's own: those for AMX crash in 0.3.36."""
+    library = llama_cpp.llama_cpp
+    defaults = library.llama_model_default_params
+
+    def plain() -> Any:
+        params = defaults()
+        params.use_extra_bufts = False
+        return params
+
+    library.llama_model_default_params = plain
 
 
 def convert(source: str, target: str, weights: str) -> None:
