@@ -83,8 +83,7 @@ def random_tensors(config: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def our_logits(path: Path) -> np.ndarray:
-    given = {"dtype": "float32", "activation_quantization": "none", "max_model_len": 128}
-    plan = make_plan(EngineConfig(model=str(path), **given))
+    plan = make_plan(EngineConfig(model=str(path), dtype="float32", max_model_len=128))
     return ReferenceModel(plan).logits(TOKEN_IDS)
 
 

@@ -291,23 +291,6 @@ def test_quantised_files_are_planned_with_their_bytes(tmp_path: Path) -> None:
     assert not plain.weight_format.quantized
 
 
-def test_a_cpu_rounds_the_inputs_of_a_files_products_as_llama_cpp_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Unless one asks for no rounding, or on platforms where that is not faster."""
-    path = convert(DEMO, tmp_path / "model.gguf", "Q4_0")
-
-    def roundings(**fields: str) -> set[str]:
-        plan = make_plan(EngineConfig(model=str(path), max_model_len=64, **fields))
-        return {one.activations for one in plan.weight_format.quantized.values()}
-
-    assert roundings() == {"int8_group"}
-    assert roundings(activation_quantization="none") == {"float"}
-    assert roundings(activation_quantization="int8") == {"int8"}
-    monkeypatch.setattr("enginebay_xla.platforms.CpuPlatform.rounds_groups", False)
-    assert roundings() == {"float"}
-
-
 @pytest.mark.parametrize("kind", ["llama3", "linear", "yarn"])
 def test_rules_of_rotary_positions_are_read(tmp_path: Path, kind: str) -> None:
     """Llama 3's rule is stored as a divisor for each frequency."""

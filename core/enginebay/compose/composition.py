@@ -94,13 +94,7 @@ def make_plan(
         checkpoint.config, dtype=dtype, num_shards=shards, max_model_len=config.max_model_len
     )
     weight_format, why_weights = choose_weight_format(
-        registry,
-        config,
-        checkpoint,
-        model,
-        weight_dtype,
-        placement,
-        rounds_groups=platform.rounds_groups,
+        registry, config, checkpoint, model, weight_dtype, placement
     )
     named = config.quantization.model_copy(update={"name": weight_format.name})
     config = config.model_copy(update={"quantization": named})

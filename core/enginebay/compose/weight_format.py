@@ -17,7 +17,6 @@ from enginebay.config_sections import AUTO
 from enginebay.contracts.model import Checkpoint, Model
 from enginebay.contracts.placement import Placement
 from enginebay.errors import ConfigError, UnsupportedError
-from enginebay.ops.activations import INT8_GROUP
 from enginebay.plugins.registry import Registry
 from enginebay.weights import (
     FLOAT,
@@ -37,11 +36,9 @@ def choose_weight_format(
     model: Model,
     dtype: str,
     placement: Placement | None = None,
-    *,
-    rounds_groups: bool = False,
 ) -> tuple[WeightFormat, tuple[Reason, ...]]:
     """Return the weight format of a configuration, with plain weights of `dtype`, and the reasons.
-    `placement`: None means one device. `rounds_groups`: that of the platform.
+    `placement`: None means one device.
 
     UnknownNameError for an unknown quantisation. UnsupportedError for a model without weights that
     may be quantised, and for a second quantisation of a checkpoint that is quantised. ConfigError
@@ -50,18 +47,11 @@ def choose_weight_format(
     form, why = _quantized(registry, config, checkpoint, model, dtype)
     rounding = config.activation_quantization
     inputs = FLOAT if rounding == NO_QUANTIZATION else rounding
-    if rounding == AUTO:
-        changed = {
-            path: dataclasses.replace(one, activations=FLOAT)
-            for path, one in form.quantized.items()
-            if one.activations == INT8_GROUP and not rounds_groups
-        }
-    else:
-        changed = {
-            path: dataclasses.replace(one, activations=inputs)
-            for path, one in form.quantized.items()
-            if inputs == FLOAT or _is_whole(one)
-        }
+    changed = {
+        path: dataclasses.replace(one, activations=inputs)
+        for path, one in form.quantized.items()
+        if rounding != AUTO and (inputs == FLOAT or _is_whole(one))
+    }
     if not changed and inputs not in (AUTO, FLOAT):
         raise ConfigError(
             f"activation_quantization = {rounding!r} with weights stored as {form}",

@@ -75,11 +75,6 @@ class Platform(ABC):
     same program as a prefill, which then reads the weights once for both.
     """
 
-    rounds_groups: bool = False
-    """Whether "auto" rounds inputs in groups (`QuantizedArray.activations` "int8_group") where a
-    checkpoint names this rounding as its own: products are faster so.
-    """
-
     runtime_bytes: int = 0
     """Bytes that a process takes besides the arrays of its engine, if the devices use the memory of
     the host, which other programs need too: the default size of a cache is then smaller. 0: the

@@ -15,7 +15,6 @@ import numpy as np
 
 from enginebay.contracts.model import Model
 from enginebay.errors import CheckpointError, shown
-from enginebay.ops.activations import INT8_GROUP
 from enginebay.weights import QuantizedArray
 from enginebay_models.gguf.block_types import BLOCK_TYPES, BlockType
 from enginebay_models.gguf.config import EMBEDDING_TENSOR, HEAD_TENSOR, ROPE_DIVISORS
@@ -197,7 +196,6 @@ def _quantized(info: GgufTensorInfo, form: BlockType, order: np.ndarray | None) 
             columns // form.group_size,
             form.scales_dtype,
             form.has_zero_points,
-            INT8_GROUP,  # as llama.cpp multiplies with it
         ),
         read=read,
         forget=forget,
