@@ -128,11 +128,12 @@ def test_a_kernel_is_checked_in_every_form_that_it_declares() -> None:
     none = registry.find("kernel", "xla", "rms_norm")
     extent = CaseBudget(triples=False).of(declared)
     assert extent.quantizations == tuple(FORMS)
-    assert extent.activation_quantizations == ("int8",)
+    assert extent.activation_quantizations == ROUNDINGS[1:]
     names = [case.name for case in kit.cases(linear, Env("cpu"), (), extent)]
     quantized = [name for name in names if name.startswith("quantized_linear[")]
     for form in list(FORMS)[1:]:
         assert any(f"weights_{form}" in name for name in quantized)
-    assert any("activations_int8" in name for name in quantized)
+    for rounding in ROUNDINGS[1:]:
+        assert any(f"activations_{rounding}-" in name for name in quantized)
     plain = CaseBudget(triples=False).of(none)
     assert not any("quantized" in c.name for c in kit.cases(linear, Env("cpu"), (), plain))

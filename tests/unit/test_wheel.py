@@ -138,7 +138,9 @@ def make_hook(repo_root: Path) -> Any:
 
 
 LIBRARIES = [
-    *("attention_bf16", "attention_codes", "attention_f32", "grouped_linear", "linear_bf16"),
+    *("attention_bf16", "attention_codes", "attention_f32"),
+    *(f"group_rounded_linear_{form}" for form in ("s4", "s8", "u4", "zeros_s8")),
+    *("grouped_linear", "linear_bf16"),
     *("linear_f32", "linear_f8", "linear_s8", "lora", "panel_linear"),
     *(f"quantized_linear_{form}" for form in ("s4", "s8", "u4", "zeros_s8")),
     *(f"rounded_linear_{form}" for form in ("s4", "s8", "u4", "zeros_s8")),
