@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
+from enginebay.errors import UnsupportedError
 from enginebay.ops.activations import LARGEST, rounded_groups, rounded_rows
+from enginebay_pallas.products import prepared_rows
+from enginebay_testing.quantized import random_weight
 
 
 def test_rows_are_rounded_to_int8_with_a_scale_each() -> None:
@@ -35,3 +40,15 @@ def test_each_group_of_a_row_is_rounded_with_a_scale_of_its_own() -> None:
         values, scales = (np.asarray(each) for each in rounded_rows(group))
         np.testing.assert_array_equal(got[:, first : first + 32], values * scales)
     assert np.isnan(got).sum() == np.isnan(got[1, 32:64]).sum() == 32
+
+
+def test_a_kernel_that_has_one_scale_for_a_row_refuses_groups() -> None:
+    x = jnp.ones((3, 64), jnp.float32)
+    for rounding in ("float", "int8"):
+        prepared_rows(
+            x, random_weight("int8", (4, 64), 1, 1, activations=rounding), is_interpreted=True
+        )
+    with pytest.raises(UnsupportedError, match="rounded by 'int8_group'"):
+        prepared_rows(
+            x, random_weight("int8", (4, 64), 1, 1, activations="int8_group"), is_interpreted=True
+        )

@@ -18,7 +18,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from enginebay.ops.activations import rounded_rows
+from enginebay.ops.activations import require_row_scales, rounded_rows
 from enginebay.weights import FLOAT, QuantizedArray, Weight
 from enginebay_pallas.generations import LANES, MIB, multiplies_int8, round_up
 
@@ -119,6 +119,7 @@ def prepared_rows(
     """
     if not isinstance(weight, QuantizedArray) or weight.activations == FLOAT:
         return _without_f16(x), None
+    require_row_scales(weight.activations)
     values, scales = rounded_rows(x)
     as_int = weight.values.dtype != jnp.float8_e4m3fn and (is_interpreted or multiplies_int8())
     return values if as_int else values.astype(jnp.bfloat16), scales

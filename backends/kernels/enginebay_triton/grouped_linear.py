@@ -7,7 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from enginebay.ops.activations import rounded_rows
+from enginebay.ops.activations import require_row_scales, rounded_rows
 from enginebay.weights import FLOAT, QuantizedArray, Weight
 from enginebay_triton.call import Launcher, launch
 from enginebay_triton.interpreter import interpret, require
@@ -44,6 +44,7 @@ class GroupedLinear:
             return jnp.zeros((0, outputs), dtype)
         x_scales = None
         if isinstance(weight, QuantizedArray) and weight.activations != FLOAT:
+            require_row_scales(weight.activations)
             x, x_scales = rounded_rows(x)
         block = FEW if rows <= FEW * groups else most_rows(x)
         counts, ends = -(-group_sizes // block), jnp.cumsum(group_sizes)

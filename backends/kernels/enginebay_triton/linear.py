@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from enginebay.ops.activations import rounded_rows
+from enginebay.ops.activations import require_row_scales, rounded_rows
 from enginebay.ops.products import plain_product
 from enginebay.weights import FLOAT, QuantizedArray, Weight
 from enginebay_triton.call import Launcher, launch
@@ -80,6 +80,7 @@ class TritonLinear:
             return jnp.zeros((0, outputs), dtype)
         x_scales = None
         if weight.activations != FLOAT:
+            require_row_scales(weight.activations)
             x, x_scales = rounded_rows(x)
         block = max(FEW, min(most_rows(x), 1 << (rows - 1).bit_length()))
         # A row's sums have the same order in every batch of up to MANY rows.

@@ -7,6 +7,8 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 
+from enginebay.errors import UnsupportedError
+
 LARGEST = 127
 """Largest value. Values are symmetric around 0, so -128 is not used."""
 
@@ -38,3 +40,15 @@ def rounded_groups(x: jax.Array) -> jax.Array:
     padded = jnp.pad(x.astype(jnp.float32), ((0, 0), (0, -inputs % GROUP_SIZE)))
     values, scales = rounded_rows(padded.reshape(padded.size // GROUP_SIZE, GROUP_SIZE))
     return (values * scales).reshape(padded.shape)[:, :inputs]
+
+
+def require_row_scales(activations: str) -> None:
+    """Raise UnsupportedError unless inputs are rounded with one scale for each row. Kernels that
+    use `rounded_rows` alone call this, because anybody may call them without a plan.
+    """
+    if activations != INT8:
+        raise UnsupportedError(
+            f"inputs that are rounded by {activations!r}",
+            f"{INT8!r}, which is what this kernel does",
+            "Choose another kernel, or activation_quantization = 'int8'.",
+        )
