@@ -6,7 +6,7 @@ import difflib
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 
 class EnginebayError(Exception):
@@ -89,15 +89,37 @@ def explain(given: str, allowed: str, todo: str) -> str:
 
 def shown(value: object, limit: int = 100) -> str:
     """Return a value as an error message quotes it: on one line, and cut after `limit`
-    characters.
+    characters. Of texts, lists and objects, however large, only the beginning is read.
     """
-    if isinstance(value, str | bytes):
-        value = value[: limit + 1]
+    room = [limit]
     try:
-        text = " ".join(repr(value).split())
-    except Exception:  # noqa: BLE001  # nested too deeply, a number of thousands of digits, or a class of the caller's
-        text = f"a value of type {type(value).__name__}"
-    return text if len(text) <= limit else f"{text[:limit]}..."
+        text = " ".join(repr(_beginning(value, room)).split())
+    except Exception:  # noqa: BLE001  # a number of thousands of digits, or a class of the caller's
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= limit and room[0] >= 0 else f"{text[:limit]}..."
+
+
+def _beginning(value: Any, room: list[int]) -> Any:
+    """Return the beginning of a value, whose repr has more than `room[0]` characters where
+    something is left out; `room[0]` is then negative afterwards.
+    """
+    room[0] -= 1
+    if isinstance(value, str | bytes):
+        start = value[: max(0, room[0]) + 1]
+        room[0] -= len(start)
+        return start
+    if type(value) not in (list, tuple, dict):
+        return value
+    made = []
+    for one in value.items() if type(value) is dict else value:
+        if room[0] < 0:
+            break
+        made.append(
+            tuple(_beginning(part, room) for part in one)
+            if type(value) is dict
+            else _beginning(one, room)
+        )
+    return type(value)(made)
 
 
 def shown_text(text: str, limit: int = 300) -> str:

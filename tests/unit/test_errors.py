@@ -120,3 +120,35 @@ def test_errors_name_what_to_change() -> None:
     ]
     assert len(files) > 300
     assert found == []
+
+
+class Counted:
+    """Counts how often it is shown."""
+
+    num_shown = 0
+
+    def __repr__(self) -> str:
+        type(self).num_shown += 1
+        return "x"
+
+
+def test_only_the_beginning_of_a_large_value_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Showing all of a body of megabytes would hold up everybody else."""
+    monkeypatch.setattr(Counted, "num_shown", 0)
+    for value in ([Counted()] * 100_000, {n: Counted() for n in range(9_999)}, [[Counted()] * 999]):
+        assert shown(value).endswith("...")
+    assert 100 < Counted.num_shown < 1_000
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [], {}, (), (1,), [1, [2, {"a": None}]], ["a" * 94], ["a" * 95], ["a" * 200],
+        {"k" * 99: 1}, [[[0] * 40] * 3] * 2, {"a": [1.5, True, "\n b"]}, [" " * 500],
+        list(range(34)), [b"\0" * 300],
+    ],
+)  # fmt: skip
+def test_what_is_shown_is_the_beginning_of_the_repr(value: object) -> None:
+    text = " ".join(repr(value).split())
+    assert shown(value).removesuffix("...") == text[:100].removesuffix("...")[: len(shown(value))]
+    assert shown(value).endswith("...") == (len(text) > 100 or value == [" " * 500])
