@@ -31,7 +31,8 @@ pytestmark = pytest.mark.xdist_group("llm")
 
 
 def is_ours(file: str) -> bool:
-    return re.search(r"/enginebay(_\w+)?/(?!.*site-packages)", file) is not None
+    """Whether a file is of a package of ours, wherever the checkout lies."""
+    return re.search(r"/enginebay(_\w+)?/(?!(.*/)?(site-packages|tests)/)", file) is not None
 
 
 class Calls:
