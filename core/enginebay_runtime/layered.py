@@ -158,7 +158,10 @@ class _Split:
         for at, piece in enumerate(pieces):
             gives = jax.eval_shape(piece.function, *piece.shapes)
             piece.donated = _with_results(piece.shapes, sorted(self._donated[at]), gives)
-        constants = (*self._traced.jaxpr.consts, *(literal.val for literal in literals))
+        constants = (
+            *map(_plain_array, self._traced.jaxpr.consts),
+            *(np.asarray(literal.val, literal.aval.dtype) for literal in literals),
+        )
         results = tuple(
             self._slots[id(out) if isinstance(out, Literal) else out] for out in self._jaxpr.outvars
         )
@@ -258,6 +261,11 @@ def _form(equations: Sequence[Any], takes: Sequence[Any], gives: Sequence[Any]) 
         (id(e.params["jaxpr"]), *(numbers[value] for value in e.invars)) for e in equations
     )
     return calls, tuple(numbers[value] for value in gives)
+
+
+def _plain_array(constant: Any) -> Any:
+    """A constant that can be stored: JAX's own kind of NumPy array does not survive pickle."""
+    return constant if isinstance(constant, jax.Array) else np.asarray(constant)
 
 
 def _variables(values: Sequence[Any]) -> list[Any]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,22 @@ def test_a_layered_step_computes_the_same_in_place(layers: str, waits: bool) -> 
     others = jax.tree.leaves((given[0], given[2], given[3]))
     assert not any(array.is_deleted() for array in others)
     np.testing.assert_allclose(layered(*values(arguments))[1][0], wanted[1][0], rtol=1e-6)
+
+
+def test_a_stored_step_computes_the_same() -> None:
+    """Its constants survive pickle, which breaks those that JAX holds."""
+    run, traced, arguments = step("a" * 8)
+    calls, pieces = split_step(traced)  # type: ignore[misc]
+    assert len(calls.constants) == 2, "an array and a number"
+    programs = [piece.lower().compile() for piece in pieces]
+    stored = LayeredStep(pickle.loads(pickle.dumps(calls)), programs)
+    for one, other in zip(
+        jax.tree.leaves(stored(*values(arguments))),
+        jax.tree.leaves(run(*values(arguments))),
+        strict=True,
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+    assert {type(each) for each in calls.constants} == {np.ndarray}
 
 
 def test_what_is_between_layers_is_not_shared() -> None:
