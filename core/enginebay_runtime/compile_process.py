@@ -7,6 +7,7 @@ this one loads them from the store.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import threading
@@ -33,8 +34,8 @@ POLL_S = 0.02
 """After this time a waiting thread looks whether steps run, or the program ends."""
 
 PAUSE_S, RUN_S = 0.5, 0.25
-"""Beside steps that run without a pause, the process stops for PAUSE_S and runs for RUN_S in turn.
-Even at a low priority it would slow them down by half.
+"""Beside steps that run without a pause, the process stops for PAUSE_S and runs for RUN_S in turn,
+where it makes way for them. Even at a low priority it would slow them down by half.
 """
 
 
@@ -57,10 +58,10 @@ class CompileProcess:
         self._turn, self._interrupting = threading.Lock(), threading.Lock()
         self._is_able = True
 
-    def of(self, source: StepSource) -> CompileElsewhere | None:
+    def of(self, source: StepSource, *, pauses: bool = True) -> CompileElsewhere | None:
         """What compiles the steps of a source here; None where this process must: its parts were
         replaced, its programs are not stored, its steps are too small to be worth a process, or
-        another process cannot use the device.
+        another process cannot use the device. `pauses`: whether it makes way for steps.
         """
         parts, store = source.parts, source.store
         is_able = (
@@ -71,25 +72,25 @@ class CompileProcess:
             and parts.program_digest == self._digest
             and source.is_host
         )
-        return self.compile if is_able else None
+        return functools.partial(self.compile, pauses=pauses) if is_able else None
 
-    def compile(self, shapes: StepShapes, part: StepKey) -> bool:
+    def compile(self, shapes: StepShapes, part: StepKey, *, pauses: bool = True) -> bool:
         """Compile a part of a step into the store. Returns whether it is there now; False when the
-        process cannot make it, so that this one must.
+        process cannot make it, so that this one must. `pauses`: as that of `of`.
 
         EndedError after `interrupt`, and when the program ends.
         """
         with self._turn:
-            return self._is_able and self._compile(shapes, part)
+            return self._is_able and self._compile(shapes, part, pauses=pauses)
 
-    def _compile(self, shapes: StepShapes, part: StepKey) -> bool:
+    def _compile(self, shapes: StepShapes, part: StepKey, *, pauses: bool) -> bool:
         with self._interrupting:
             self._interrupted.clear()
         try:
             self._worker.start()
             if not self._worker.post(encoded(shapes, part), LIMITS.time_s):
                 raise WorkerError("it does not read")
-            self._wait()
+            self._wait(pauses=pauses)
             reason = bytes(self._worker.take()).decode()
         except (LimitError, WorkerError, EnginebayError, OSError) as error:
             self._check_end()
@@ -101,8 +102,8 @@ class CompileProcess:
             self._worker.close()
         return not reason
 
-    def _wait(self) -> None:
-        """Wait for the answer, or the end of the process, which makes way for steps."""
+    def _wait(self, *, pauses: bool) -> None:
+        """Wait for the answer, or the end of the process. With `pauses` it makes way for steps."""
         is_paused, since_s = False, -math.inf
         deadline_s = time.monotonic() + LIMITS.time_s
         while not self._worker.has_answer(POLL_S) and self._worker.pid is not None:
@@ -113,7 +114,7 @@ class CompileProcess:
             if is_paused and (not self._is_busy() or now_s - since_s > PAUSE_S):
                 self._worker.pause(is_paused=False)
                 is_paused, since_s = False, now_s
-            elif not is_paused and self._is_busy() and now_s - since_s > RUN_S:
+            elif pauses and not is_paused and self._is_busy() and now_s - since_s > RUN_S:
                 self._worker.pause()
                 is_paused, since_s = True, now_s
 

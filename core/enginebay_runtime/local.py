@@ -51,7 +51,7 @@ from enginebay.weights import merge_weights
 from enginebay_runtime.background import AfterRuns, Background, EndedError
 from enginebay_runtime.capture import Capture
 from enginebay_runtime.compile_process import CompileProcess
-from enginebay_runtime.compiling import StepCompiler, StepSource, is_final
+from enginebay_runtime.compiling import CompileElsewhere, StepCompiler, StepSource, is_final
 from enginebay_runtime.launched import LaunchedStep
 from enginebay_runtime.pages import PageMover
 from enginebay_runtime.programs import (
@@ -318,7 +318,8 @@ class LocalExecutor(Executor):
         """Compile the programs of the first steps `in_order`, as LayeredSteps where they can be,
         and those that write rows. Returns a Background that compiles the others after its start():
         first a decode step of several rows as a LayeredStep, then the whole programs of the first
-        steps, then the others.
+        steps, then the others. Those of decode steps among the first make no way for steps, because
+        until they are there every token takes longer.
 
         Until the others are compiled, `choose` finds a larger program for each step that one
         `serves`. `progress` counts all programs; for the others it is called on their thread.
@@ -336,17 +337,20 @@ class LocalExecutor(Executor):
         source = StepSource.of(self)
         layered = StepCompiler(source, self._programs, layered=True, one_sampler=True)
         layered.make_all(first_missing, report)
-        make = StepCompiler(source, self._programs).make_missing
+        whole = StepCompiler(source, self._programs)
         there = [key for key in (*first, *later) if key not in others and self._lacks(key)]
-        elsewhere, uncounted = self._process.of(source), self._counted(None, 0)
-        several = several_rows(others)
+        several, uncounted = several_rows(others), self._counted(None, 0)
+        in_turn, at_once = (self._process.of(source, pauses=pauses) for pauses in (True, False))
         self.compilations.coming = tuple(dict.fromkeys((*several, *others)))
 
         def made(
-            make: Callable[..., None], key: StepKey, report: Callable[[StepKey], None]
+            compiler: StepCompiler,
+            key: StepKey,
+            report: Callable[[StepKey], None],
+            elsewhere: CompileElsewhere | None,
         ) -> None:
             try:
-                make(key, report, elsewhere)
+                compiler.make_missing(key, report, elsewhere)
             except EndedError:
                 raise
             except (
@@ -355,9 +359,14 @@ class LocalExecutor(Executor):
                 self.compilations.came(key)
                 raise
 
-        jobs = [functools.partial(made, layered.make_missing, key, uncounted) for key in several]
-        jobs += [functools.partial(made, make, key, uncounted) for key in there]
-        jobs += [functools.partial(made, make, key, report) for key in others]
+        decodes, prefills = (
+            [key for key in there if (key.kind == "prefill") is kind] for kind in (False, True)
+        )
+        asked = [(layered, key, uncounted, at_once) for key in several]
+        asked += [(whole, key, uncounted, at_once) for key in decodes]
+        asked += [(whole, key, uncounted, in_turn) for key in prefills]
+        asked += [(whole, key, report, in_turn) for key in others]
+        jobs = [functools.partial(made, *each) for each in asked]
         self._background = Background(jobs, "enginebay-compile", self._process)
         return self._background
 

@@ -232,10 +232,11 @@ def test_a_process_makes_way_for_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert process.pid is None
     assert said[:4] == [True, False] * 2
     said.clear()
-    process = CompileProcess(config(), "digest", lambda: False)
-    assert process.compile(SHAPES, PART)
-    process.close()
-    assert said == []
+    for is_busy, pauses in ((False, True), (True, False)):
+        process = CompileProcess(config(), "digest", lambda is_busy=is_busy: is_busy)
+        assert process.compile(SHAPES, PART, pauses=pauses)
+        process.close()
+        assert said == []
 
 
 @pytest.mark.parametrize("target", ["refuses", "missing"])
