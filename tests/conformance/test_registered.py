@@ -41,10 +41,12 @@ pages.
 OPTIONS_AT_ALL = (*OPTIONS_IN_SHORT, "released")
 """And with those that are slow. The others run on engine:oengine alone, which is the same code."""
 LONG_OF_ENGINES = {
-    ORACLE: ("nothing_compiles", *SLOW_BUT_OF_THE_ORACLE),
+    ORACLE: ("nothing_compiles", "seeded_tokens", "recomputed", "dropped", *SLOW_BUT_OF_THE_ORACLE),
     OTHER_OPTIONS: ("ledger",),
 }
 """Long checks of engines that engine:oengine passes in `make test`, by parts of their names."""
+SETTINGS_IN_SHORT = ("[all]", "[temperature]")
+"""Of the settings whose draws are counted, those that are not long."""
 SHARDED_IN_SHORT = {
     "deepseek_v2": "",
     "gemma3": "",
@@ -79,11 +81,15 @@ RARE_FAMILIES = (
 """Families of which `make test` holds the logits of one checkpoint, in tests/parity, alone."""
 
 
+COMPILED = ("kernel:lora:native",)
+"""Parts whose C++ is compiled once: another process would wait for it."""
+
+
 def group_of(part: str, kind: str) -> str | None:
     """Whose checks run in one process, as they share compiled programs."""
     if part.startswith(ATTENTION):
         return ATTENTION
-    return part if kind in SHARES_STATE else None
+    return part if kind in SHARES_STATE or part in COMPILED else None
 
 
 def slow_checks(entry: Entry, names: Iterable[str]) -> set[str]:
@@ -115,6 +121,9 @@ def long_checks(entry: Entry, names: list[str]) -> set[str]:
     if entry.kind == "layout":
         quantised = {name for name in names if name.rstrip("]").endswith(STORAGES)}
         return {name for name in quantised if not name.startswith(QUANTISED_IN_SHORT)}
+    if entry.kind == "sampler":
+        counted = {name for name in names if "frequencies[" in name}
+        return {name for name in counted if not name.endswith(SETTINGS_IN_SHORT)}
     costly = LONG_OF_ENGINES.get(label(entry), ())
     return {name for name in names if any(word in name for word in costly)}
 

@@ -33,7 +33,7 @@ from tests.unit.loops import (
 pytestmark = pytest.mark.xdist_group("tiny")
 
 
-@pytest.fixture(params=["vinference", "oengine"])
+@pytest.fixture(params=[pytest.param("vinference", marks=pytest.mark.long), "oengine"])
 def parts(request: pytest.FixtureRequest, engine_pool: EnginePool) -> Iterator[Composed]:
     with composed(engine_pool, "real", request.param, **OPTIONS[request.param]) as made:
         yield made

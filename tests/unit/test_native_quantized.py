@@ -208,6 +208,7 @@ def test_no_name_of_a_call_is_within_another() -> None:
     assert not [(a, b) for a in names for b in names if a != b and a in b]
 
 
+@pytest.mark.long
 def test_rounded_rows_are_multiplied_by_their_kernel_whatever_their_number(linear: Any) -> None:
     for case in CASES:
         plain, rounded = (make_weight(*case, kind) for kind in ("float", "int8"))
