@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 import math
 
 import numpy as np
 
+from enginebay.html_table import html_table, html_text
 from enginebay.types import FinishReason
 
 
@@ -94,18 +94,12 @@ class RequestOutput:
     def _repr_html_(self) -> str:
         """Return what notebooks show: the prompt, and a row for each completion."""
         prompt = f"{len(self.prompt_token_ids)} tokens" if self.prompt is None else self.prompt
-        rows = "".join(
-            f"<tr><td>{one.index}</td><td>{_text(one.text)}</td>"
-            f"<td>{len(one.token_ids)}</td><td>{one.finish_reason or ''}</td></tr>"
+        rows = [
+            (str(one.index), one.text, str(len(one.token_ids)), one.finish_reason or "")
             for one in self.outputs
-        )
-        head = "<tr><th></th><th>text</th><th>tokens</th><th>ended by</th></tr>"
-        return f"<p><b>{_text(prompt)}</b></p><table>{head}{rows}</table>"
-
-
-def _text(text: str) -> str:
-    """Return a text as HTML that keeps its spaces and line ends."""
-    return f'<span style="white-space:pre-wrap">{html.escape(text)}</span>'
+        ]
+        table = html_table(("", "text", "tokens", "ended by"), rows)
+        return f"<p><b>{html_text(prompt)}</b></p>{table}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

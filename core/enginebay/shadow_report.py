@@ -8,6 +8,8 @@ import dataclasses
 import html
 from typing import Any
 
+from enginebay.html_table import html_table
+
 
 @dataclasses.dataclass(frozen=True)
 class LayerDifference:
@@ -85,12 +87,9 @@ class ShadowReport:
                 f"{1e3 * phase.chosen_s:.3f}",
                 f"{1e3 * phase.candidate_s:.3f}",
             )
-            rows.append("".join(f"<td>{html.escape(cell)}</td>" for cell in cells))
+            rows.append(cells)
         names = ("phase", "chosen", "steps compared", "largest difference", "chosen, ms")
-        head = "".join(f"<th>{name}</th>" for name in (*names, "candidate, ms"))
+        table = html_table((*names, "candidate, ms"), rows)
         title = html.escape(f"{self.op}: {self.name}, on {self.share:.0%} of the steps")
         failed = "" if self.error is None else f"{self.num_failed} steps failed: {self.error}"
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        return (
-            f"<p><b>{title}</b></p><table><tr>{head}</tr>{body}</table><p>{html.escape(failed)}</p>"
-        )
+        return f"<p><b>{title}</b></p>{table}<p>{html.escape(failed)}</p>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import pickle
 
 import pytest
@@ -32,6 +33,11 @@ def test_a_plan_is_shown_in_a_line_and_outputs_pickle(monkeypatch: pytest.Monkey
         assert shown.startswith("Plan(model=")
         assert "engine='oengine'" in shown
         assert len(shown) < 1000
+        table = llm.plan._repr_html_()
+        assert "<th>setting</th><th>chosen</th><th>why</th><th>refused</th>" in table
+        assert table.count("<tr>") == 1 + len(llm.plan.reasons)
+        [reason] = [one for one in llm.plan.reasons if one.setting == "engine"]
+        assert f"<tr><td>engine</td><td>oengine</td><td>{html.escape(reason.why)}</td>" in table
         [output] = llm.generate("Once", SamplingParams(max_tokens=3, temperature=0))
     assert pickle.loads(pickle.dumps(output)) == output
 

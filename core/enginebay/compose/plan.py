@@ -17,6 +17,7 @@ from enginebay.contracts.model import Checkpoint, Model
 from enginebay.contracts.placement import Placement
 from enginebay.contracts.platform import Platform
 from enginebay.contracts.sampler import Sampler
+from enginebay.html_table import html_table, html_text
 from enginebay.plugins.registry import Registry
 from enginebay.weights import Weight, WeightFormat
 
@@ -56,6 +57,16 @@ class Plan:
         kernels = dict(self.kernels.names)
         return "Plan(model={!r}, engine={!r}, platform={!r}, dtype={!r}, kernels={!r})".format(
             *chosen, kernels
+        )
+
+    def _repr_html_(self) -> str:
+        """Return what notebooks show: each choice, its reason, and the refused candidates."""
+        rows = []
+        for reason in self.reasons:
+            refused = "\n".join(f"{name}: {why}" for name, why in reason.refused)
+            rows.append((reason.setting, reason.chosen, reason.why, refused))
+        return f"<p><b>{html_text(self.config.model)}</b></p>" + html_table(
+            ("setting", "chosen", "why", "refused"), rows
         )
 
     def load_weights(
