@@ -335,3 +335,18 @@ def test_rounding_is_near_the_numbers(method: str, share: float) -> None:
     assert (np.sqrt(np.mean(error**2, axis=-1, keepdims=True)) <= largest * share * 0.8).all()
     assert (error <= largest * (0.31 if method == "int4" else share * 1.01)).all()
     assert not np.asarray(made.values[2]).astype(np.float32).any()
+
+
+def test_the_scales_of_int4_fit_its_values() -> None:
+    """The squared error is well below that of scales which keep the largest number."""
+    from enginebay_models.int4 import Int4, Int4Options
+
+    rows = random(64, 128)
+    made = quantized(rows, by=Int4(Int4Options()))
+    shares = rows.reshape(-1, 32)
+    values = np.asarray(made.values).astype(np.float32).reshape(shares.shape)
+    error = values * np.asarray(made.scales).astype(np.float32).reshape(-1, 1) - shares
+    largest = np.abs(shares).argmax(axis=1)[:, None]
+    scales = np.take_along_axis(shares, largest, axis=1) / -8
+    usual = np.clip(np.rint(shares / scales), -8, 7) * scales - shares
+    assert np.square(error).sum() < 0.935 * np.square(usual).sum()
