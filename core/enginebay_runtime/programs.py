@@ -124,13 +124,15 @@ def warmed(keys: Iterable[StepKey], config: EngineConfig) -> list[StepKey]:
 
 def in_order(keys: Sequence[StepKey], config: EngineConfig) -> tuple[list[StepKey], list[StepKey]]:
     """The steps of `warmed`: those whose programs serve every request, and the others as they are
-    compiled beside the requests, first those that serve every step, then by increasing cost.
+    compiled beside the requests: first those that serve every step, then by increasing cost, and at
+    the end those without adapters, in whose place the steps with adapters run.
     """
     first = covering(warmed(first_steps(keys), config))
     every = warmed(keys, config)
     serving_all = set(covering(every))
     others = [key for key in every if key not in first]
-    others.sort(key=lambda key: (key not in serving_all, *cost(key), key.full_vocab))
+    is_lean = {key: bool(config.lora_slots) and not key.adapts for key in every}
+    others.sort(key=lambda k: (k not in serving_all, is_lean[k], *cost(k), k.full_vocab))
     return first, others
 
 

@@ -6,12 +6,13 @@ import dataclasses
 
 import pytest
 
+from enginebay.config import EngineConfig
 from enginebay.contracts.step_key import StepKey, StepNeeds
 from enginebay.ops.spec import Bucket
 from enginebay.types import StepVariant
 from enginebay_runtime.buckets import default_sizes
 from enginebay_runtime.geometry import Geometry
-from enginebay_runtime.programs import Scoping, covering, covers, parts_of
+from enginebay_runtime.programs import Scoping, covering, covers, in_order, parts_of
 
 DEFAULTS = {"max_num_seqs": 256, "max_num_batched_tokens": 1024, "max_model_len": 1024}
 
@@ -110,6 +111,14 @@ def test_a_step_for_adapters_covers_the_step_of_the_model_alone() -> None:
     assert covering([*keys, *adapting]) == covering(adapting)
     assert covers(adapting[0], keys[0])
     assert not covers(keys[0], adapting[0])
+
+
+def test_steps_with_adapters_are_compiled_before_those_of_the_model_alone() -> None:
+    keys, config = geometry().all_steps(), EngineConfig(model="m", max_loras=2)
+    first, later = in_order(keys, config)
+    adapts = [key.adapts for key in (*first, *later)]
+    assert adapts == sorted(adapts, reverse=True)
+    assert sum(adapts) == len(keys) == len(adapts) / 2
 
 
 def test_rows_without_adapters_prefer_the_step_of_the_model_alone() -> None:
