@@ -160,7 +160,7 @@ class _Split:
             piece.donated = _with_results(piece.shapes, sorted(self._donated[at]), gives)
         constants = (
             *map(_plain_array, self._traced.jaxpr.consts),
-            *(np.asarray(literal.val, literal.aval.dtype) for literal in literals),
+            *map(_literal_array, literals),
         )
         results = tuple(
             self._slots[id(out) if isinstance(out, Literal) else out] for out in self._jaxpr.outvars
@@ -266,6 +266,10 @@ def _form(equations: Sequence[Any], takes: Sequence[Any], gives: Sequence[Any]) 
 def _plain_array(constant: Any) -> Any:
     """A constant that can be stored: JAX's own kind of NumPy array does not survive pickle."""
     return constant if isinstance(constant, jax.Array) else np.asarray(constant)
+
+
+def _literal_array(literal: Any) -> np.ndarray:
+    return np.asarray(literal.val, literal.aval.dtype)
 
 
 def _variables(values: Sequence[Any]) -> list[Any]:
