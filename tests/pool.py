@@ -6,6 +6,7 @@ Tests lease engines from the pool, so that each program is compiled once for all
 from __future__ import annotations
 
 import contextlib
+import importlib
 import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,10 +22,10 @@ from enginebay_runtime.buckets import BucketSizes, default_sizes
 from tests.fakes import is_installed
 
 MAKERS = (
-    "enginebay.compose.composition.make_engine",
-    "enginebay_vinference.loaded_model.make_engine",
+    ("enginebay.compose.composition", "make_engine"),
+    ("enginebay_vinference.loaded_model", "make_engine"),
 )
-"""Functions that make an engine from a plan."""
+"""Functions that make an engine from a plan, and their modules."""
 
 SIZER = "enginebay_runtime.buckets.default_sizes"
 """The function that chooses the sizes in which an engine compiles its steps."""
@@ -118,9 +119,11 @@ class EnginePool:
             engine.close = lambda: None  # closing an LLM would free the programs
             return engine
 
+        # A module that is imported while another is patched would keep the patch.
+        places = [(importlib.import_module(module), name) for module, name in MAKERS]
         with pytest.MonkeyPatch.context() as patch:
-            for place in MAKERS:
-                patch.setattr(place, lease)
+            for module, name in places:
+                patch.setattr(module, name, lease)
             try:
                 yield
             finally:

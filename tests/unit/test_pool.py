@@ -4,6 +4,9 @@ comes back, never a fake one.
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,3 +86,21 @@ def test_the_engine_that_came_back_first_leaves_a_full_pool(
     with pool.leases():
         assert serve(processors=(), seed=1)[0] is not engine
     assert (pool.num_made, pool.num_leased) == (3, 4)
+
+
+ALONE = """
+from tests.pool import EnginePool
+with EnginePool().leases():
+    pass
+import enginebay.compose.composition, enginebay_vinference.loaded_model
+found = enginebay_vinference.loaded_model.make_engine
+assert found is enginebay.compose.composition.make_engine, found
+"""
+
+
+def test_what_a_module_names_is_as_it_was_after_leases(repo_root: Path) -> None:
+    """Also in a process that has not imported the module before."""
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE], cwd=repo_root, capture_output=True, text=True, check=False
+    )
+    assert not done.returncode, done.stderr
