@@ -1,4 +1,4 @@
-"""html_table: a table for notebooks."""
+"""html_table: a table as HTML, for notebooks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 
 def html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table with these titles of columns and texts of cells; spaces and line ends of the
-    texts are kept.
+    """Return a table with a title for each column, and a row of texts for each of `rows`, whose
+    spaces and line ends are kept.
     """
     lines = ["".join(f"<th>{html.escape(title)}</th>" for title in head)]
     lines += ["".join(f"<td>{html_text(cell)}</td>" for cell in row) for row in rows]

@@ -269,6 +269,7 @@ def _plain_array(constant: Any) -> Any:
 
 
 def _literal_array(literal: Any) -> np.ndarray:
+    """The value of a literal, with its dtype: a Python number would get another one."""
     return np.asarray(literal.val, literal.aval.dtype)
 
 
