@@ -45,6 +45,17 @@ RARELY = (
     *("deepseek_v2-plain-queries", "gemma3-untied", "gpt2-unscaled", "mpt-six-heads"),
     *tiny.RARELY,
 )
+LONG = (
+    *("lfm2-biases", "llama-biases", "llama-mha", "llama-rope-linear", "llama-tied"),
+    *("mistral-full", "qwen2-tied", "qwen3-tied", "qwen3_moe-some-plain"),
+)
+"""Variants of families that have another variant in `make test`."""
+
+
+def marks_of(variant: str) -> list[pytest.MarkDecorator]:
+    if variant in RARELY:
+        return [pytest.mark.slow]
+    return [pytest.mark.long] if variant in LONG else []
 
 
 def loaded(
@@ -88,10 +99,7 @@ def check(harness: ModelHarness, variant: str, prompt_indices: list[int]) -> Non
 
 @pytest.mark.parametrize(
     "variant",
-    [
-        pytest.param(variant, marks=[pytest.mark.slow] if variant in RARELY else [])
-        for variant in tiny.CONFIGS
-    ],
+    [pytest.param(variant, marks=marks_of(variant)) for variant in tiny.CONFIGS],
 )
 def test_model_agrees_with_transformers(variant: str, tmp_path: Path) -> None:
     check(loaded(tmp_path, variant), variant, list(range(len(tiny.PROMPT_LENGTHS))))

@@ -101,7 +101,10 @@ def test_ragged_rows_fit_their_bucket_and_the_first_is_whole(mode: Any) -> None:
     assert shape.lengths(ragged=False)[1] == (100,) * 5
 
 
-@pytest.mark.parametrize("mode", ["decode", "prefill", "mixed"])
+@pytest.mark.parametrize(
+    "mode",
+    ["decode", *(pytest.param(mode, marks=pytest.mark.long) for mode in ("prefill", "mixed"))],
+)
 def test_attention_is_measured_beside_its_parity(mode: Any) -> None:
     figures = measure_shape(
         bench(),

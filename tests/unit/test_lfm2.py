@@ -72,6 +72,7 @@ def tokens_of(outputs: Any) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
+@pytest.mark.long
 def test_paged_rows_have_the_tokens_of_transformers(paged: LLM) -> None:
     """Alone, in a batch of chunks, and after hits, which end at a snapshot."""
     prompts = tiny.prompts()
@@ -86,6 +87,7 @@ def test_paged_rows_have_the_tokens_of_transformers(paged: LLM) -> None:
     paged.engine.ledger.check()
 
 
+@pytest.mark.long
 def test_forks_go_on_from_the_state_before_the_last_token(paged: LLM) -> None:
     """Whatever the cache has: nothing of the prompts, and then a snapshot of their beginning."""
     prompts = tiny.prompts()[2:5]
@@ -96,6 +98,7 @@ def test_forks_go_on_from_the_state_before_the_last_token(paged: LLM) -> None:
         paged.run_on_engine(lambda: (paged.engine.drop_arrays(), paged.engine.make_arrays()))
 
 
+@pytest.mark.long
 def test_only_prompts_that_others_fork_are_cut_before_their_last_token(paged: LLM) -> None:
     (prompt,), chunks = tiny.prompts()[2:3], []
     for n in (1, 2):
@@ -106,6 +109,7 @@ def test_only_prompts_that_others_fork_are_cut_before_their_last_token(paged: LL
     assert chunks == [[7], [6, 1, 1]]
 
 
+@pytest.mark.long
 def test_a_chat_is_cut_before_its_generation_prompt(paged: LLM) -> None:
     """The next turn of a conversation may not repeat its last tokens."""
     paged.run_on_engine(lambda: (paged.engine.drop_arrays(), paged.engine.make_arrays()))
@@ -205,6 +209,7 @@ def flat(cache: Any) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.long
 def test_a_recorded_run_is_replayed_bit_by_bit(paged: LLM, tmp_path: Path) -> None:
     """Of chunks, hits, forks and preempted rows, which copy states to snapshots and back."""
     engine, path = paged.engine, tmp_path / "run"
@@ -248,6 +253,7 @@ def test_a_recorded_run_is_replayed_in_another_process(folder: str, tmp_path: Pa
     assert (found["different_steps"], found["arrays_are_equal"]) == ([], True)
 
 
+@pytest.mark.long
 def test_the_memory_plan_counts_places_and_snapshots(paged: LLM) -> None:
     """The bytes of the arrays that there are, to the byte."""
     paged.run_on_engine(lambda: assert_planned(paged))
@@ -346,6 +352,7 @@ def test_apis_with_arrays_of_their_own_are_refused(folder: str) -> None:
             opened(folder)
 
 
+@pytest.mark.long
 def test_a_row_moves_within_its_engine_in_the_middle_of_its_prompt(paged: LLM) -> None:
     prompt = tiny.prompts()[3]
     paged.run_on_engine(functools.partial(put_and_compare, paged.engine, prompt, MID_PROMPT))

@@ -70,7 +70,7 @@ def empty_the_cache(llm: LLM) -> None:
     llm.run_on_engine(llm.engine.make_arrays)
 
 
-@pytest.mark.parametrize("engine", ["vinference", "oengine"])
+@pytest.mark.parametrize("engine", [pytest.param("vinference", marks=pytest.mark.long), "oengine"])
 def test_steps_of_the_block_run_the_function_and_the_former_programs_come_back(
     engine: str, llm: LLM, contiguous_llm: LLM
 ) -> None:

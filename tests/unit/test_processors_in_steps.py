@@ -22,7 +22,7 @@ from tests.unit import processors_for_tests
 from tests.unit.replaceable_parts import Changing, changing
 from tests.unit.serving import SIZES, assert_idle
 
-pytestmark = pytest.mark.xdist_group("processors")
+pytestmark = [pytest.mark.xdist_group("processors"), pytest.mark.long]
 PROMPT = "Once upon a time"
 CHOSEN = (
     "penalties",

@@ -214,7 +214,7 @@ def test_logits_of_int8_weights_are_near_those_of_f32(reference: ReferenceModel)
         pytest.param("vinference", {}, marks=pytest.mark.long),
         pytest.param("oengine", {}, marks=pytest.mark.slow),
         pytest.param("esurge", {}, marks=pytest.mark.slow),
-        ("oengine", {"mesh": {"tensor": 2}}),
+        pytest.param("oengine", {"mesh": {"tensor": 2}}, marks=pytest.mark.long),
     ],
     ids=["vinference", "oengine", "esurge", "two_devices"],
 )

@@ -144,6 +144,7 @@ def test_a_cache_of_another_dtype_is_compared_and_captured(stored: str, tmp_path
     assert {one.spec for step in CallTrace.read(path).steps for one in step.attention} == {spec}
 
 
+@pytest.mark.long
 def test_steps_are_sampled_evenly_and_the_first_of_a_phase_always(llm: LLM) -> None:
     report = run_beside(llm, f"{HERE}:plain_attention", 0.25)[2]
     decode = next(phase for phase in report.phases if phase.phase == "decode")

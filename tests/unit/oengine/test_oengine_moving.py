@@ -64,6 +64,7 @@ def test_a_prefix_of_another_engine_can_be_inserted_as_it_is(
         assert target.free_resource(1)
 
 
+@pytest.mark.long
 def test_moving_takes_the_sampling_along(
     engine: oEngine, split_engine: oEngine, prompts: Any
 ) -> None:
@@ -94,6 +95,7 @@ def test_destination_is_a_tree_of_named_shardings_like_the_prefix(
     assert any("tensor" in tuple(leaf.spec) for leaf in jax.tree.leaves(where))
 
 
+@pytest.mark.long
 def test_rules_of_states_match_every_leaf(split_engine: oEngine, prompts: Any) -> None:  # holds O05
     prefix, _ = prefill(split_engine, prompts[0])
     where = jax.tree.leaves(split_engine.get_prefix_destination_sharding())

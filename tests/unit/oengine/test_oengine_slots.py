@@ -258,6 +258,7 @@ def test_wrong_slots_are_refused_and_change_nothing(
     assert (engine.manager.num_free_pages, state.available_slots.qsize()) == (free, 3)
 
 
+@pytest.mark.long
 def test_a_batch_needs_as_many_slots(engine: oEngine, prompts: Any) -> None:
     prefix, _ = prefill_two(engine, prompts)
     state = engine.init_decode_state()
@@ -309,6 +310,7 @@ def test_free_resource_frees_once_and_the_slot_can_be_used_again(
         engine.free_resource(NUM_SLOTS)
 
 
+@pytest.mark.long
 def test_a_key_for_a_step_changes_samples_and_greedy_ones_not(
     engine: oEngine, prompts: Any
 ) -> None:

@@ -32,7 +32,7 @@ from tests.unit.vinference.small import (
     new_tokens,
 )
 
-pytestmark = pytest.mark.xdist_group("vinference")
+pytestmark = [pytest.mark.xdist_group("vinference"), pytest.mark.long]
 
 # holds V40
 
