@@ -20,6 +20,7 @@ from enginebay_testing.attention_inputs import AttentionInputs, make_problem
 from enginebay_testing.attention_numbers import OtherNumbers, extreme_numbers
 from enginebay_testing.attention_program import AttentionProgram, AttentionResult
 from enginebay_testing.attention_values import ATTENTION
+from enginebay_testing.case_runs import FEW_REPEATS, turns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,7 @@ HEAVY_WORK, HEAVY_BYTES = 2e7, 1 << 22
 REPEATED_WORK, REPEATED_BYTES = 5e7, 1 << 23
 """Operations and bytes above which the repeats of a step take a second."""
 
-FEW_REPEATS, SOME_REPEATS = 3, 10
+SOME_REPEATS = 10
 
 
 def check_case(
@@ -119,7 +120,7 @@ def _check_repeated(
     program: AttentionProgram, problem: AttentionInputs, first: AttentionResult, repeats: int
 ) -> None:
     wanted = _bits(problem, first)
-    for turn in range(1, repeats):
+    for turn in turns(repeats):
         again = program(problem)
         # Places without a token may differ in what the layout does not read.
         same = _bits(problem, again) == wanted and (

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -152,7 +153,7 @@ class CaseRuns:
         first = taken(step(*arguments), arguments)
         wanted = _bits(first)
         self._remember(first)
-        for turn in range(1, repeats):
+        for turn in turns(repeats):
             assert _bits(taken(step(*arguments), arguments)) == wanted, (
                 f"run {turn + 1} of the same step returned other bits than run 1"
             )
@@ -174,6 +175,21 @@ class CaseRuns:
             return self._programs[at][1]
         self._programs[at:] = [(call, jax.jit(call))]
         return self._programs[at][1]
+
+
+FEW_REPEATS, REPEATS_S = 3, 10.0
+"""A step runs so often at least with the same arrays, and no more after so many seconds: the limit
+of a case is for the kernel, which may be slow and right.
+"""
+
+
+def turns(repeats: int) -> Iterator[int]:
+    """Yield the numbers 1 to `repeats` - 1 of the runs after the first, and fewer for slow ones."""
+    start = time.monotonic()
+    for turn in range(1, repeats):
+        if turn >= FEW_REPEATS and time.monotonic() - start > REPEATS_S:
+            return
+        yield turn
 
 
 MIN_TELLING_BYTES = 16
