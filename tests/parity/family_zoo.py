@@ -420,6 +420,17 @@ ZOOS: dict[str, Zoo] = {
         },
         _both(_rope(), _qwen_windows),
     ),
+    "seed_oss": Zoo(
+        {"seed_oss": "SeedOssForCausalLM"},
+        _RMS
+        | {
+            "head_dim": (None, 8, 16),
+            "attention_bias": _BOOL,
+            "attention_out_bias": _BOOL,
+            "mlp_bias": _BOOL,
+        },
+        _rope(),
+    ),
     "smollm3": Zoo(
         {"smollm3": "SmolLM3ForCausalLM"},
         _RMS

@@ -284,6 +284,7 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen2MoeForCausalLM",
         _EXPERTS | {"shared_expert_intermediate_size": 56, "use_sliding_window": True},
     ),
+    "seed_oss": ("SeedOssForCausalLM", {"head_dim": 24, "attention_out_bias": True}),
     "smollm3": ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0], "mlp_bias": True}),
     "stablelm": (
         "StableLmForCausalLM",

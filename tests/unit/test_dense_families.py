@@ -289,3 +289,22 @@ def test_an_alpha_of_hunyuan_makes_a_larger_base_and_no_length(field: str) -> No
     assert build("hunyuan_v1_dense", **fields).info == build("hunyuan_v1_dense", **larger).info
     dynamic = build("hunyuan_v1_dense", **(fields | {field: rule | {"alpha": 0, "factor": 2.0}}))
     assert dynamic.info.max_model_len == 2 * CONFIG["max_position_embeddings"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "biases"),
+    [
+        ({}, {"attention.qkv_bias"}),
+        ({"attention_bias": False, "attention_out_bias": True}, {"attention.out_bias"}),
+        (
+            {"attention_bias": False, "mlp_bias": True},
+            {"mlp.gate_bias", "mlp.up_bias", "mlp.down_bias"},
+        ),
+    ],
+)
+def test_biases_of_seed_oss_have_a_switch_each(fields: dict[str, Any], biases: set[str]) -> None:
+    model = build("seed_oss", **fields)
+    found = {path.removeprefix("layers.0.") for path in model.weight_specs() if "bias" in path}
+    assert {path for path in found if not path.startswith("layers.")} == biases
+    assert model.info.attention["full"].head_dim == 128
+    assert build("seed_oss", head_dim=None).info.attention["full"].head_dim == 4

@@ -19,7 +19,7 @@ from tests.parity import tiny
 NEUTRAL = """
     attention_dropout attn_pdrop dropout embd_pdrop hidden_dropout layerdrop resid_pdrop
     init_std initializer_range num_mtp_layers output_router_logits pretraining_tp
-    router_aux_loss_coef use_cache
+    residual_dropout router_aux_loss_coef use_cache
     bos_token_id eod_token_id eos_token_id pad_token_id
 """
 """Fields of training, of what transformers returns, and of generation, which the core reads."""
@@ -41,6 +41,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan_v1_dense": ("HunYuanDenseV1Config", ROPE),
     "opt": ("OPTConfig", {"word_embed_proj_dim": 24}),
     "phi": ("PhiConfig", ROPE),
+    "seed_oss": ("SeedOssConfig", ROPE),
 }
 """Of each family, transformers' configuration, and another value of fields whose type has none."""
 

@@ -28,6 +28,7 @@ PUBLISHED = {
     "baidu/ERNIE-4.5-21B-A3B-PT": ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe"),
     "bigcode/starcoder2-3b": ("Starcoder2ForCausalLM", "starcoder2"),
     "bigscience/bloom-560m": ("BloomForCausalLM", "bloom"),
+    "ByteDance-Seed/Seed-OSS-36B-Instruct": ("SeedOssForCausalLM", "seed_oss"),
     "CohereLabs/c4ai-command-r-v01": ("CohereForCausalLM", "cohere"),
     "CohereLabs/c4ai-command-r7b-12-2024": ("Cohere2ForCausalLM", "cohere2"),
     "deepseek-ai/DeepSeek-V2-Lite": ("DeepseekV2ForCausalLM", "deepseek_v2"),

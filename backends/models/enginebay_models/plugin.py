@@ -41,6 +41,7 @@ _FAMILIES = {
     "qwen2_moe": ("Qwen2MoeForCausalLM",),
     "qwen3": ("Qwen3ForCausalLM",),
     "qwen3_moe": ("Qwen3MoeForCausalLM",),
+    "seed_oss": ("SeedOssForCausalLM",),
     "smollm3": ("SmolLM3ForCausalLM",),
     "stablelm": ("StableLmForCausalLM",),
     "starcoder2": ("Starcoder2ForCausalLM",),
