@@ -177,6 +177,11 @@ def _alpha(rng: random.Random) -> dict[str, Any]:
 
 
 ZOOS: dict[str, Zoo] = {
+    "arcee": Zoo(
+        {"arcee": "ArceeForCausalLM"},
+        _RMS | {"head_dim": (None, 8, 16)} | {"attention_bias": _BOOL, "mlp_bias": _BOOL},
+        _rope(),
+    ),
     "bloom": Zoo(
         {"bloom": "BloomForCausalLM"},
         {

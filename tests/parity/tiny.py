@@ -188,6 +188,10 @@ _ROUTED = {
 }
 _KINDS = ["sliding_attention", "full_attention"]
 _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
+    "arcee": (
+        "ArceeForCausalLM",
+        {"hidden_act": "relu2", "mlp_bias": True, "rope_scaling": _YARN},
+    ),
     "bloom": ("BloomForCausalLM", {"n_head": 6, "n_layer": 2, "seq_length": 512} | _SIX),
     "cohere": ("CohereForCausalLM", {"logit_scale": 2.0, "attention_bias": True}),
     "cohere2": (

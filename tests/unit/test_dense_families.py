@@ -74,6 +74,8 @@ def test_gate_and_up_of_one_tensor_are_split_as_devices_split_them() -> None:
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
+        ("arcee", {"hidden_size": 36}, "hidden_size = 36. Allowed: a multiple of num_attention_h"),
+        ("arcee", {"hidden_act": "xielu"}, "hidden_act = 'xielu'. Allowed: gelu"),
         (
             "bloom",
             {"apply_residual_connection_post_layernorm": True},
@@ -193,6 +195,7 @@ def test_gemma_reads_gelu_as_its_approximation_by_tanh() -> None:
 
 QKV = ("q_proj", "k_proj", "v_proj", "o_proj")
 LINEAR_LAYERS = {
+    "arcee": (*QKV, "up_proj", "down_proj"),
     "bloom": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
     "cohere": TARGETS,
     "glm4": (*QKV, "gate_up_proj", "down_proj"),

@@ -26,6 +26,7 @@ NEUTRAL = """
 
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "arcee": ("ArceeConfig", {"hidden_act": "gelu"} | ROPE),
     "bloom": ("BloomConfig", {}),
     "deepseek_v3": ("DeepseekV3Config", ROPE),
     "ernie4_5_moe": ("Ernie4_5_MoeConfig", {"moe_layer_end_index": 0} | ROPE),

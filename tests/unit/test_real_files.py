@@ -24,6 +24,7 @@ PUBLISHED = {
     "allenai/OLMo-2-1124-7B": ("Olmo2ForCausalLM", "olmo2"),
     "allenai/OLMoE-1B-7B-0924": ("OlmoeForCausalLM", "olmoe"),
     "allenai/Olmo-3-1025-7B": ("Olmo3ForCausalLM", "olmo3"),
+    "arcee-ai/AFM-4.5B": ("ArceeForCausalLM", "arcee"),
     "baidu/ERNIE-4.5-0.3B-PT": ("Ernie4_5ForCausalLM", "ernie4_5"),
     "baidu/ERNIE-4.5-21B-A3B-PT": ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe"),
     "bigcode/starcoder2-3b": ("Starcoder2ForCausalLM", "starcoder2"),

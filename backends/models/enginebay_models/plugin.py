@@ -5,6 +5,7 @@ from __future__ import annotations
 from enginebay.plugins.hooks import Register, hookimpl
 
 _FAMILIES = {
+    "arcee": ("ArceeForCausalLM",),
     "bloom": ("BloomForCausalLM",),
     "cohere": ("CohereForCausalLM",),
     "cohere2": ("Cohere2ForCausalLM",),
