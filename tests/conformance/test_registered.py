@@ -86,7 +86,18 @@ RARE_FAMILIES = (
         "gemma",
     ),
     *("gemma2", "glm4", "glm4_moe", "gpt2", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe"),
-    *("hunyuan_v1_dense", "mixtral", "mpt", "nemotron", "olmo2", "olmo3", "olmoe", "opt", "phi"),
+    *(
+        "helium",
+        "hunyuan_v1_dense",
+        "mixtral",
+        "mpt",
+        "nemotron",
+        "olmo2",
+        "olmo3",
+        "olmoe",
+        "opt",
+        "phi",
+    ),
     *("phi3", "qwen2_moe", "seed_oss", "smollm3", "stablelm", "starcoder2"),
 )
 """Families of which `make test` holds the logits of one checkpoint, in tests/parity, alone."""

@@ -176,6 +176,11 @@ def _alpha(rng: random.Random) -> dict[str, Any]:
     return rng.choice([newer, theta | {"rope_scaling": rule | {"type": "dynamic"}}])
 
 
+def _helium_heads(rng: random.Random) -> dict[str, Any]:
+    heads, width = rng.choice((4, 8)), rng.choice((8, 12))
+    return {"hidden_size": heads * width, "num_attention_heads": heads, "head_dim": width}
+
+
 ZOOS: dict[str, Zoo] = {
     "arcee": Zoo(
         {"arcee": "ArceeForCausalLM"},
@@ -348,6 +353,11 @@ ZOOS: dict[str, Zoo] = {
             "num_experts_per_tok": (1, 2, 4),
         },
         _rope(),
+    ),
+    "helium": Zoo(
+        {"helium": "HeliumForCausalLM"},
+        _RMS | {"rms_norm_eps": (1e-8, 1e-3), "attention_bias": _BOOL, "mlp_bias": _BOOL},
+        _both(_rope(), _helium_heads),
     ),
     "hunyuan_v1_dense": Zoo(
         {"hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM"},

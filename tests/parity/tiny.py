@@ -254,6 +254,7 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         "GraniteMoeForCausalLM",
         {"attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 2.0},
     ),
+    "helium": ("HeliumForCausalLM", {"head_dim": 16, "attention_bias": True}),
     "hunyuan_v1_dense": (
         "HunYuanDenseV1ForCausalLM",
         {"head_dim": 24, "rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0}},

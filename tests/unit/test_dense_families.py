@@ -119,6 +119,7 @@ def test_gate_and_up_of_one_tensor_are_split_as_devices_split_them() -> None:
         ("gptj", {"rotary_dim": 3}, "rotary_dim = 3. Allowed: an even number of at most 4"),
         ("gptj", {"rotary_dim": None}, "rotary_dim = null. Allowed: a positive whole number"),
         ("granite", {"logits_scaling": 0}, "logits_scaling = 0"),
+        ("helium", {"num_key_value_heads": "absent"}, "num_key_value_heads by default = 20"),
         (
             "hunyuan_v1_dense",
             {"rope_scaling": {"type": "dynamic", "alpha": -1}},
@@ -311,3 +312,18 @@ def test_biases_of_seed_oss_have_a_switch_each(fields: dict[str, Any], biases: s
     assert {path for path in found if not path.startswith("layers.")} == biases
     assert model.info.attention["full"].head_dim == 128
     assert build("seed_oss", head_dim=None).info.attention["full"].head_dim == 4
+
+
+def test_rotary_pairs_of_helium_are_moved_apart() -> None:
+    rows = np.arange(48)[:, None] * np.ones((1, 32), int)
+    parts = [rows[:32], rows[32:40], rows[40:]]
+    source = build("helium", head_dim=4).tensor_sources()["layers.0.attention.qkv"]
+    weight = source.build(parts, (slice(1, 2), *(slice(None),) * 3))[0, :, :, 0]
+    assert weight[0].tolist() == [16, 18, 17, 19]
+    assert weight[-2:].tolist() == [[36, 38, 37, 39], [44, 45, 46, 47]]
+    assert (
+        build("helium", head_dim=4)
+        .weight_specs()
+        .keys()
+        .isdisjoint({"layers.0.attention.qkv_bias", "layers.0.attention.out_bias"})
+    )

@@ -39,6 +39,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gptj": ("GPTJConfig", {"n_inner": 40}),
     "granitemoe": ("GraniteMoeConfig", ROPE),
+    "helium": ("HeliumConfig", ROPE),
     "hunyuan_v1_dense": ("HunYuanDenseV1Config", ROPE),
     "opt": ("OPTConfig", {"word_embed_proj_dim": 24}),
     "phi": ("PhiConfig", ROPE),

@@ -44,6 +44,7 @@ PUBLISHED = {
     "HuggingFaceTB/SmolLM3-3B": ("SmolLM3ForCausalLM", "smollm3"),
     "ibm-granite/granite-3.0-1b-a400m-base": ("GraniteMoeForCausalLM", "granitemoe"),
     "ibm-granite/granite-3.3-2b-instruct": ("GraniteForCausalLM", "granite"),
+    "kyutai/helium-1-2b": ("HeliumForCausalLM", "helium"),
     "LiquidAI/LFM2-1.2B": ("Lfm2ForCausalLM", "lfm2"),
     "meta-llama/Llama-3.2-1B": ("LlamaForCausalLM", "llama"),
     "tencent/Hunyuan-7B-Instruct": ("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense"),

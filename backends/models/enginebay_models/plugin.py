@@ -25,6 +25,7 @@ _FAMILIES = {
     "gptj": ("GPTJForCausalLM",),
     "granite": ("GraniteForCausalLM",),
     "granitemoe": ("GraniteMoeForCausalLM",),
+    "helium": ("HeliumForCausalLM",),
     "hunyuan_v1_dense": ("HunYuanDenseV1ForCausalLM",),
     "lfm2": ("Lfm2ForCausalLM",),
     "llama": ("LlamaForCausalLM", "LLaMAForCausalLM"),
