@@ -40,7 +40,8 @@ class AttentionLayerConfig:
     `repeats` is how often `spec` has each KV head of the checkpoint. With `rope` None, the layer
     has no rotary positions. With `qk_norm_eps` None, queries and keys are not normed; with
     `qk_norm_joint` one norm is over all heads; with `qk_norm_last` they are normed after they were
-    rotated. RmsNorm describes `norm_offset`, QkvRows `qkv_rows`.
+    rotated. With `clip`, queries, keys and values are clipped to it from both sides, before all
+    else. RmsNorm describes `norm_offset`, QkvRows `qkv_rows`.
     """
 
     hidden_size: int
@@ -53,6 +54,7 @@ class AttentionLayerConfig:
     qk_norm_eps: float | None = None
     qk_norm_joint: bool = False
     qk_norm_last: bool = False
+    clip: float | None = None
     norm_offset: float = 0.0
     qkv_rows: QkvRows = APART
 
@@ -129,13 +131,20 @@ class JointRmsNorm(nnx.Module):
 
 class LayerNorm(nnx.Module):
     """(x - mean) / standard deviation over the last axis, times the checkpoint's weight plus
-    `offset`, plus a bias if the family has one.
+    `offset`, if it has one, plus a bias if the family has one.
     """
 
     def __init__(
-        self, name: str, size: int, eps: float, *, bias: bool = False, offset: float = 0.0
+        self,
+        name: str,
+        size: int,
+        eps: float,
+        *,
+        weight: bool = True,
+        bias: bool = False,
+        offset: float = 0.0,
     ) -> None:
-        self.scale = vector(f"{name}.weight", size)
+        self.scale = vector(f"{name}.weight", size) if weight else None
         self.bias = vector(f"{name}.bias", size) if bias else None
         self.eps = eps
         self.offset = offset
@@ -146,8 +155,9 @@ class LayerNorm(nnx.Module):
         centred = wide - wide.mean(axis=-1, keepdims=True)
         variance = jnp.square(centred).mean(axis=-1, keepdims=True)
         normed = centred * jax.lax.rsqrt(variance + self.eps)
-        factor = self.scale.get_value().astype(jnp.float32)
-        normed *= factor + self.offset if self.offset else factor
+        if self.scale is not None:
+            factor = self.scale.get_value().astype(jnp.float32)
+            normed *= factor + self.offset if self.offset else factor
         bias = value_of(self.bias)
         return (normed if bias is None else normed + bias.astype(jnp.float32)).astype(x.dtype)
 
@@ -249,6 +259,8 @@ class Attention(nnx.Module):
         """Return (out [T, hidden], the layer's cache with the new tokens) for x [T, hidden]."""
         spec = self.config.spec
         qkv = ops[LINEAR](x, self.qkv.get_value(), value_of(self.qkv_bias))
+        if self.config.clip is not None:
+            qkv = jnp.clip(qkv, -self.config.clip, self.config.clip)
         q, k, v = qkv[:, :, :-2], qkv[:, :, -2], qkv[:, :, -1]
         rope = self.config.rope
         if self.config.qk_norm_last and rope is not None:

@@ -78,7 +78,8 @@ class Variant:
     `unrotated_layers` have no rotary positions, and layers with a window may have their own. With
     `alibi` no layer has them, and attention has slopes by distance; with `sinks` it has sinks.
     AttentionLayerConfig, AttnSpec, RmsNorm, Decoder and DecoderLayer describe fields of their own.
-    `layer_norms`: norms are LayerNorms, with biases if `norm_bias`. `out_norms` are the norms of
+    `layer_norms`: norms are LayerNorms, with weights if `norm_weight`, and biases if `norm_bias`.
+    `qkv_clip` is AttentionLayerConfig.clip. `out_norms` are the norms of
     the results of attention and MLP, and `in_norms` those before; of a parallel layer, `mlp_norm`
     is one of the MLP alone. With `stream_norms` both follow what was added (StreamNorm).
     `final_norm`: there is a norm before the head. `mlp` makes the MLP of a layer; it has the
@@ -94,6 +95,7 @@ class Variant:
     qk_norm: bool = False
     qk_norm_joint: bool = False
     qk_norm_last: bool = False
+    qkv_clip: float | None = None
     alibi: bool = False
     sinks: bool = False
     window_rope: RopeSpec | None = None
@@ -106,6 +108,7 @@ class Variant:
     stream_norms: bool = False
     final_norm: bool = True
     layer_norms: bool = False
+    norm_weight: bool = True
     norm_bias: bool = False
     norm_offset: float = 0.0
     residual: Residual = IN_TURN
@@ -188,6 +191,7 @@ def _attention(
         qk_norm_eps=config.norm_eps if variant.qk_norm else None,
         qk_norm_joint=variant.qk_norm_joint,
         qk_norm_last=variant.qk_norm_last,
+        clip=variant.qkv_clip,
         norm_offset=variant.norm_offset,
         qkv_rows=variant.qkv_rows,
     )
@@ -279,7 +283,8 @@ def _norm(name: str, config: DecoderConfig, variant: Variant) -> Any:
     """Return a norm of the residual stream or of a result."""
     size, eps, offset = config.hidden_size, config.norm_eps, variant.norm_offset
     if variant.layer_norms:
-        return LayerNorm(name, size, eps, bias=variant.norm_bias, offset=offset)
+        weight, bias = variant.norm_weight, variant.norm_bias
+        return LayerNorm(name, size, eps, weight=weight, bias=bias, offset=offset)
     return RmsNorm(name, size, eps, offset)
 
 
