@@ -381,6 +381,11 @@ ZOOS: dict[str, Zoo] = {
         | {"norm_eps": _EPS, "attention_bias": _BOOL, "mlp_bias": _BOOL, "hidden_size": (32, 64)},
         _rope(partial=(0.5, 1.0)),
     ),
+    "olmo": Zoo(
+        {"olmo": "OlmoForCausalLM"},
+        _COMMON | {"attention_bias": _BOOL, "clip_qkv": (None, 0.5, 2.0)},
+        _rope(),
+    ),
     "olmo2": Zoo({"olmo2": "Olmo2ForCausalLM"}, _RMS | {"attention_bias": _BOOL}, _rope()),
     "olmo3": Zoo(
         {"olmo3": "Olmo3ForCausalLM"},

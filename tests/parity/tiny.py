@@ -261,6 +261,7 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 8, "sliding_window": 16}),
     "nemotron": ("NemotronForCausalLM", {"hidden_act": "relu2", "norm_eps": 1e-4}),
+    "olmo": ("OlmoForCausalLM", {"clip_qkv": 0.8, "attention_bias": True}),
     "olmo2": ("Olmo2ForCausalLM", {"rope_theta": 5e5}),
     "olmo3": (
         "Olmo3ForCausalLM",

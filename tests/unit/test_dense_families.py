@@ -133,6 +133,7 @@ def test_gate_and_up_of_one_tensor_are_split_as_devices_split_them() -> None:
             },
             "Allowed: rope_parameters.alpha",
         ),
+        ("olmo", {"clip_qkv": 0}, "clip_qkv = 0. Allowed: a positive number"),
         ("olmo3", {"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters = "),
         ("opt", {"activation_function": "tanh"}, "activation_function = 'tanh'. Allowed: gelu"),
         ("opt", {"layer_norm_elementwise_affine": False}, "elementwise_affine = False. Allowed"),
@@ -327,3 +328,11 @@ def test_rotary_pairs_of_helium_are_moved_apart() -> None:
         .keys()
         .isdisjoint({"layers.0.attention.qkv_bias", "layers.0.attention.out_bias"})
     )
+
+
+def test_norms_of_olmo_have_no_tensors_and_one_epsilon() -> None:
+    model = build("olmo")
+    names = {name for one in model.tensor_sources().values() for name in one.names}
+    assert not [name for name in names if "norm" in name]
+    assert build("olmo", rms_norm_eps=0.5).info == model.info
+    assert build("olmo", clip_qkv=8.0).info != model.info

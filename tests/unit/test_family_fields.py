@@ -41,6 +41,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoe": ("GraniteMoeConfig", ROPE),
     "helium": ("HeliumConfig", ROPE),
     "hunyuan_v1_dense": ("HunYuanDenseV1Config", ROPE),
+    "olmo": ("OlmoConfig", ROPE),
     "opt": ("OPTConfig", {"word_embed_proj_dim": 24}),
     "phi": ("PhiConfig", ROPE),
     "seed_oss": ("SeedOssConfig", ROPE),

@@ -21,6 +21,7 @@ from enginebay_models.source import CheckpointSource, quantization_of
 from tests.unit.checkpoints import CONFIG, model_of, random_tensors, write
 
 PUBLISHED = {
+    "allenai/OLMo-1B-hf": ("OlmoForCausalLM", "olmo"),
     "allenai/OLMo-2-1124-7B": ("Olmo2ForCausalLM", "olmo2"),
     "allenai/OLMoE-1B-7B-0924": ("OlmoeForCausalLM", "olmoe"),
     "allenai/Olmo-3-1025-7B": ("Olmo3ForCausalLM", "olmo3"),

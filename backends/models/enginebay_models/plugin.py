@@ -33,6 +33,7 @@ _FAMILIES = {
     "mixtral": ("MixtralForCausalLM",),
     "mpt": ("MptForCausalLM", "MPTForCausalLM"),
     "nemotron": ("NemotronForCausalLM",),
+    "olmo": ("OlmoForCausalLM",),
     "olmo2": ("Olmo2ForCausalLM",),
     "olmo3": ("Olmo3ForCausalLM",),
     "olmoe": ("OlmoeForCausalLM",),
