@@ -57,7 +57,7 @@ def random_tensor(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     values = rng.standard_normal(shape, dtype=np.float32)
     if len(shape) > 1:
         return values / np.float32(np.sqrt(shape[-1]))
-    return values * np.float32(0.1) + np.float32("norm" in name)
+    return np.asarray(values * np.float32(0.1) + np.float32("norm" in name))
 
 
 def random_weights(
