@@ -182,6 +182,16 @@ def _helium_heads(rng: random.Random) -> dict[str, Any]:
 
 
 ZOOS: dict[str, Zoo] = {
+    "apertus": Zoo(
+        {"apertus": "ApertusForCausalLM"},
+        _RMS
+        | {
+            "head_dim": (8, 16),
+            "attention_bias": _BOOL,
+            "hidden_act": ("xielu", "xielu", "xielu", "relu2", "silu"),
+        },
+        _rope(),
+    ),
     "arcee": Zoo(
         {"arcee": "ArceeForCausalLM"},
         _RMS | {"head_dim": (None, 8, 16)} | {"attention_bias": _BOOL, "mlp_bias": _BOOL},

@@ -188,6 +188,7 @@ _ROUTED = {
 }
 _KINDS = ["sliding_attention", "full_attention"]
 _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
+    "apertus": ("ApertusForCausalLM", {"hidden_act": "xielu", "attention_bias": True}),
     "arcee": (
         "ArceeForCausalLM",
         {"hidden_act": "relu2", "mlp_bias": True, "rope_scaling": _YARN},

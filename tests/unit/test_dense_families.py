@@ -6,12 +6,14 @@ import importlib
 import re
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from enginebay.errors import CheckpointError
 from enginebay_lora.layers import AdaptedEmbedding, AdaptedLayer, adapted_layers
 from enginebay_models import tensors
+from enginebay_models.apertus import xielu
 from enginebay_models.tensors import QkvRows
 from tests.adapters import TARGETS
 from tests.unit.test_models_families import CONFIG
@@ -74,6 +76,8 @@ def test_gate_and_up_of_one_tensor_are_split_as_devices_split_them() -> None:
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
+        ("apertus", {"qk_norm": False}, "qk_norm = False. Allowed: true, or absent"),
+        ("apertus", {"mlp_bias": True}, "mlp_bias = True. Allowed: false, or absent"),
         ("arcee", {"hidden_size": 36}, "hidden_size = 36. Allowed: a multiple of num_attention_h"),
         ("arcee", {"hidden_act": "xielu"}, "hidden_act = 'xielu'. Allowed: gelu"),
         (
@@ -197,6 +201,7 @@ def test_gemma_reads_gelu_as_its_approximation_by_tanh() -> None:
 
 QKV = ("q_proj", "k_proj", "v_proj", "o_proj")
 LINEAR_LAYERS = {
+    "apertus": (*QKV, "up_proj", "down_proj"),
     "arcee": (*QKV, "up_proj", "down_proj"),
     "bloom": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
     "cohere": TARGETS,
@@ -336,3 +341,29 @@ def test_norms_of_olmo_have_no_tensors_and_one_epsilon() -> None:
     assert not [name for name in names if "norm" in name]
     assert build("olmo", rms_norm_eps=0.5).info == model.info
     assert build("olmo", clip_qkv=8.0).info != model.info
+
+
+def test_xielu_has_a_parabola_above_zero_and_an_exponential_below() -> None:
+    source = build("apertus").tensor_sources()["layers.0.mlp.numbers"]
+    stored = {"alpha_p": [0.3], "alpha_n": [-0.2], "beta": 0.4, "eps": -0.25}
+    assert source.names == tuple(f"model.layers.0.mlp.act_fn.{name}" for name in stored)
+    tensors_of = [np.array(one, np.float32) for one in stored.values()]
+    numbers = jnp.asarray(source.build(tensors_of, (slice(None),)))
+    x = np.array([-3.0, -0.1, 0.0, 0.5, 2.0])
+    p, n = np.log1p(np.exp(0.3)), 0.4 + np.log1p(np.exp(-0.2))
+    below = n * (np.exp(np.minimum(x, -0.25)) - 1 - x) + 0.4 * x
+    wanted = np.where(x > 0, p * x * x + 0.4 * x, below)
+    np.testing.assert_allclose(xielu(jnp.asarray(x, jnp.float32), numbers), wanted, rtol=1e-6)
+
+
+def test_apertus_has_a_rotary_rule_of_its_own_only_where_config_json_has_none() -> None:
+    given = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}
+    given |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 12e6}
+    silent = build("apertus")
+    assert build("apertus", rope_parameters=given).info == silent.info
+    assert build("apertus", rope_theta=500.0).info == silent.info
+    plain = {"rope_type": "default", "rope_theta": 12e6}
+    assert build("apertus", rope_parameters=plain).info != silent.info
+    assert build("apertus", rope_parameters={}).info == build("apertus", rope_scaling=plain).info
+    names = {name for one in silent.tensor_sources().values() for name in one.names}
+    assert "model.layers.3.feedforward_layernorm.weight" in names

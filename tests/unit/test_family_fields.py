@@ -26,6 +26,7 @@ NEUTRAL = """
 
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "apertus": ("ApertusConfig", ROPE),
     "arcee": ("ArceeConfig", {"hidden_act": "gelu"} | ROPE),
     "bloom": ("BloomConfig", {}),
     "deepseek_v3": ("DeepseekV3Config", ROPE),

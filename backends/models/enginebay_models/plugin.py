@@ -5,6 +5,7 @@ from __future__ import annotations
 from enginebay.plugins.hooks import Register, hookimpl
 
 _FAMILIES = {
+    "apertus": ("ApertusForCausalLM",),
     "arcee": ("ArceeForCausalLM",),
     "bloom": ("BloomForCausalLM",),
     "cohere": ("CohereForCausalLM",),
