@@ -9,7 +9,7 @@ from enginebay.contracts.model import Model, ModelFamily
 from enginebay_models.blocks import LogitRule, Mlp
 from enginebay_models.decoder import Variant, build_decoder
 from enginebay_models.experts import Experts, ExpertsConfig, SharedExperts, experts_or_mlp
-from enginebay_models.fields import bad_field, flag, number, positive, with_own_names
+from enginebay_models.fields import flag, number, positive, whole_number, with_own_names
 from enginebay_models.hf_config import read_decoder
 from enginebay_models.tensors import QkvRows
 
@@ -52,7 +52,7 @@ class Ernie45MoeFamily(ModelFamily):
         )
         bias = flag(config, "use_bias", default=False)
         experts = _read_experts(with_own_names(config, _USUAL), decoder.num_layers)
-        shared = _whole(config, "moe_num_shared_experts", 2, least=0)
+        shared = whole_number(config, "moe_num_shared_experts", 2, least=0)
 
         def with_shared(name: str, routed: Experts) -> Any:
             if not shared:
@@ -76,20 +76,11 @@ class Ernie45MoeFamily(ModelFamily):
         return build_decoder(self.name, decoder, variant, dtype=dtype, num_shards=num_shards)
 
 
-def _whole(config: Mapping[str, Any], name: str, default: int, *, least: int) -> int:
-    """Read a field that must be a whole number of at least `least`."""
-    value = config.get(name, default)
-    if type(value) is not int or value < least:
-        allowed = f"a whole number from {least}"
-        raise bad_field(name, value, allowed, is_null=name in config)
-    return value
-
-
 def _read_experts(config: Mapping[str, Any], num_layers: int) -> ExpertsConfig:
     """Read the fields of the experts; CheckpointError names a wrong one."""
     count = positive(config, "moe_num_experts", 64)
-    first = _whole(config, "moe_layer_start_index", 1, least=0)
-    last = _whole(config, "moe_layer_end_index", -1, least=-1)
+    first = whole_number(config, "moe_layer_start_index", 1, least=0)
+    last = whole_number(config, "moe_layer_end_index", -1, least=-1)
     step = positive(config, "moe_layer_interval", 1)
     sparse = range(first, num_layers if last == -1 else min(last + 1, num_layers))
     return ExpertsConfig(

@@ -18,7 +18,7 @@ from enginebay.ops.grouped_linear import GROUPED_LINEAR
 from enginebay.ops.linear import LINEAR
 from enginebay_models import tensors
 from enginebay_models.activations import ACTIVATIONS
-from enginebay_models.blocks import Mlp, parameter, value_of
+from enginebay_models.blocks import FusedMlp, Mlp, parameter, value_of
 from enginebay_models.fields import bad_field, flag, number, positive, refuse_others
 from enginebay_models.hf_config import DecoderConfig
 from enginebay_models.tensors import Index
@@ -202,7 +202,7 @@ class SharedExperts(nnx.Module):
     """
 
     def __init__(
-        self, routed: Experts, shared: Mlp, gate: str | None = None, hidden_size: int = 0
+        self, routed: Experts, shared: Mlp | FusedMlp, gate: str | None = None, hidden_size: int = 0
     ) -> None:
         self.routed = routed
         self.shared = shared
@@ -233,6 +233,17 @@ def experts_or_mlp(
         return add_shared(name, Experts(name, decoder, experts))
 
     return make
+
+
+def shared_mlp(decoder: DecoderConfig, width: int) -> Callable[[str, Experts], SharedExperts]:
+    """Return a function for `experts_or_mlp` that adds shared experts: one MLP of this width."""
+
+    def add(name: str, routed: Experts) -> SharedExperts:
+        sizes = decoder.hidden_size, width
+        mlp = Mlp(f"{name}.shared_experts", *sizes, activation=decoder.activation)
+        return SharedExperts(routed, mlp)
+
+    return add
 
 
 def _correction(name: str, shape: tuple[int, ...]) -> nnx.Param:

@@ -34,6 +34,14 @@ def positive(
     return value
 
 
+def whole_number(config: Mapping[str, Any], name: str, default: int, *, least: int) -> int:
+    """Read a field that must be an integer of at least `least`; `default` if it is absent."""
+    value = config.get(name, default)
+    if type(value) is not int or not least <= value <= MAX_SIZE:
+        raise bad_field(name, value, f"a whole number from {least}", is_null=name in config)
+    return value
+
+
 def number(config: Mapping[str, Any], name: str, default: float, *, path: str = "") -> float:
     """Read a field that must be a positive number.
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from enginebay.contracts.model import Model, ModelFamily
-from enginebay_models.blocks import Mlp
 from enginebay_models.decoder import Variant, build_decoder
-from enginebay_models.experts import Experts, SharedExperts, experts_or_mlp, read_sigmoid_experts
+from enginebay_models.experts import experts_or_mlp, read_sigmoid_experts, shared_mlp
 from enginebay_models.fields import flag, positive
 from enginebay_models.hf_config import later_layers, read_decoder
 
@@ -51,17 +50,11 @@ class Glm4MoeFamily(ModelFamily):
             scale=1.0,
         )
         shared = positive(config, "n_shared_experts", 1)
-
-        def with_shared(name: str, routed: Experts) -> SharedExperts:
-            sizes = decoder.hidden_size, shared * experts.width
-            mlp = Mlp(f"{name}.shared_experts", *sizes, activation=decoder.activation)
-            return SharedExperts(routed, mlp)
-
         variant = Variant(
             windows=(None,) * decoder.num_layers,
             qkv_bias=flag(config, "attention_bias", default=False),
             qk_norm=flag(config, "use_qk_norm", default=False),
-            mlp=experts_or_mlp(decoder, experts, with_shared),
+            mlp=experts_or_mlp(decoder, experts, shared_mlp(decoder, shared * experts.width)),
             mlp_config=(experts, shared),
             unused=later_layers(config, decoder.num_layers),
         )

@@ -6,9 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from enginebay.contracts.model import Model, ModelFamily
-from enginebay_models.blocks import InputRule, LogitRule, Residual
+from enginebay_models.blocks import FusedMlp, InputRule, LogitRule, Residual
 from enginebay_models.decoder import Variant, build_decoder
-from enginebay_models.experts import ExpertsConfig, experts_or_mlp, read_counts
+from enginebay_models.experts import (
+    Experts,
+    ExpertsConfig,
+    SharedExperts,
+    experts_or_mlp,
+    read_counts,
+)
 from enginebay_models.fields import flag, number
 from enginebay_models.hf_config import read_decoder
 
@@ -18,6 +24,8 @@ _NAMES = {
     ".gate.": ".router.layer.",
     "experts.gate_up_proj": "input_linear",
     "experts.down_proj": "output_linear",
+    "shared_mlp.gate_up_proj": "shared_mlp.input_linear",
+    "shared_mlp.down_proj": "shared_mlp.output_linear",
 }
 """(part of a name in other families, part in this checkpoint) pairs."""
 
@@ -38,28 +46,57 @@ class GraniteMoeFamily(ModelFamily):
         num_shards: int = 1,
         max_model_len: int | None = None,
     ) -> Model:
-        decoder = read_decoder(_DEFAULTS | dict(config), max_model_len=max_model_len)
-        experts = ExpertsConfig(
-            *read_counts(config, count=8, chosen=2),
-            decoder.intermediate_size,
-            is_normed=True,
-            plain_layers=frozenset(),
-            is_fused=True,
+        return build_granite_moe(
+            self.name,
+            config,
+            dtype=dtype,
+            num_shards=num_shards,
+            max_model_len=max_model_len,
         )
-        bias = flag(config, "attention_bias", default=False)
-        variant = Variant(
-            windows=(None,) * decoder.num_layers,
-            qkv_bias=bias,
-            out_bias=bias,
-            softmax_scale=number(config, "attention_multiplier", 1.0),
-            residual=Residual(scale=number(config, "residual_multiplier", 1.0)),
-            inputs=InputRule(scale=number(config, "embedding_multiplier", 1.0)),
-            logits=LogitRule(scale=1.0 / number(config, "logits_scaling", 1.0)),
-            mlp=experts_or_mlp(decoder, experts),
-            mlp_config=experts,
-            names=_NAMES,
-        )
-        return build_decoder(self.name, decoder, variant, dtype=dtype, num_shards=num_shards)
+
+
+def build_granite_moe(
+    family: str,
+    config: Mapping[str, Any],
+    *,
+    dtype: str,
+    num_shards: int,
+    max_model_len: int | None,
+    shared_width: int = 0,
+) -> Model:
+    """Return a model of Granite's decoder and experts. With a `shared_width`, an MLP of this width
+    computes every token too.
+    """
+    decoder = read_decoder(_DEFAULTS | dict(config), max_model_len=max_model_len)
+    experts = ExpertsConfig(
+        *read_counts(config, count=8, chosen=2),
+        decoder.intermediate_size,
+        is_normed=True,
+        plain_layers=frozenset(),
+        is_fused=True,
+    )
+
+    def with_shared(name: str, routed: Experts) -> Experts | SharedExperts:
+        if not shared_width:
+            return routed
+        prefix, size = f"{name.removesuffix('mlp')}shared_mlp", decoder.hidden_size
+        mlp = FusedMlp(prefix, size, shared_width, activation=decoder.activation)
+        return SharedExperts(routed, mlp)
+
+    bias = flag(config, "attention_bias", default=False)
+    variant = Variant(
+        windows=(None,) * decoder.num_layers,
+        qkv_bias=bias,
+        out_bias=bias,
+        softmax_scale=number(config, "attention_multiplier", 1.0),
+        residual=Residual(scale=number(config, "residual_multiplier", 1.0)),
+        inputs=InputRule(scale=number(config, "embedding_multiplier", 1.0)),
+        logits=LogitRule(scale=1.0 / number(config, "logits_scaling", 1.0)),
+        mlp=experts_or_mlp(decoder, experts, with_shared),
+        mlp_config=(experts, shared_width),
+        names=_NAMES,
+    )
+    return build_decoder(family, decoder, variant, dtype=dtype, num_shards=num_shards)
 
 
 family = GraniteMoeFamily()
