@@ -47,6 +47,15 @@ _ROUTED: dict[str, tuple[Any, ...]] = {
     "norm_topk_prob": _BOOL,
     "routed_scaling_factor": (1.0, 2.5),
 }
+_GRANITE_MOE: dict[str, tuple[Any, ...]] = _RMS | {
+    "attention_bias": _BOOL,
+    "embedding_multiplier": (1.0, 12.0),
+    "attention_multiplier": (0.1, 0.5),
+    "residual_multiplier": (0.22, 1.0),
+    "logits_scaling": (1.0, 8.0),
+    "num_local_experts": (4, 8),
+    "num_experts_per_tok": (1, 2, 4),
+}
 _LAYER_NORM = _COMMON | {"layer_norm_eps": _EPS}
 
 
@@ -350,18 +359,10 @@ ZOOS: dict[str, Zoo] = {
         },
         _rope(),
     ),
-    "granitemoe": Zoo(
-        {"granitemoe": "GraniteMoeForCausalLM"},
-        _RMS
-        | {
-            "attention_bias": _BOOL,
-            "embedding_multiplier": (1.0, 12.0),
-            "attention_multiplier": (0.1, 0.5),
-            "residual_multiplier": (0.22, 1.0),
-            "logits_scaling": (1.0, 8.0),
-            "num_local_experts": (4, 8),
-            "num_experts_per_tok": (1, 2, 4),
-        },
+    "granitemoe": Zoo({"granitemoe": "GraniteMoeForCausalLM"}, _GRANITE_MOE, _rope()),
+    "granitemoeshared": Zoo(
+        {"granitemoeshared": "GraniteMoeSharedForCausalLM"},
+        _GRANITE_MOE | {"shared_intermediate_size": (0, 24, 56)},
         _rope(),
     ),
     "helium": Zoo(

@@ -255,6 +255,10 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         "GraniteMoeForCausalLM",
         {"attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 2.0},
     ),
+    "granitemoeshared": (
+        "GraniteMoeSharedForCausalLM",
+        {"shared_intermediate_size": 56, "residual_multiplier": 0.4, "attention_bias": True},
+    ),
     "helium": ("HeliumForCausalLM", {"head_dim": 16, "attention_bias": True}),
     "hunyuan_v1_dense": (
         "HunYuanDenseV1ForCausalLM",

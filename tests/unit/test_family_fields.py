@@ -40,6 +40,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gptj": ("GPTJConfig", {"n_inner": 40}),
     "granitemoe": ("GraniteMoeConfig", ROPE),
+    "granitemoeshared": ("GraniteMoeSharedConfig", ROPE),
     "helium": ("HeliumConfig", ROPE),
     "hunyuan_v1_dense": ("HunYuanDenseV1Config", ROPE),
     "olmo": ("OlmoConfig", ROPE),

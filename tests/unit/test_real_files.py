@@ -45,6 +45,10 @@ PUBLISHED = {
     "HuggingFaceTB/SmolLM3-3B": ("SmolLM3ForCausalLM", "smollm3"),
     "ibm-granite/granite-3.0-1b-a400m-base": ("GraniteMoeForCausalLM", "granitemoe"),
     "ibm-granite/granite-3.3-2b-instruct": ("GraniteForCausalLM", "granite"),
+    "ibm-research/moe-7b-1b-active-shared-experts": (
+        "GraniteMoeSharedForCausalLM",
+        "granitemoeshared",
+    ),
     "kyutai/helium-1-2b": ("HeliumForCausalLM", "helium"),
     "LiquidAI/LFM2-1.2B": ("Lfm2ForCausalLM", "lfm2"),
     "meta-llama/Llama-3.2-1B": ("LlamaForCausalLM", "llama"),

@@ -99,6 +99,12 @@ def test_experts_are_chosen_by_corrected_weights_and_weighted_without(
         ("gpt_oss", {"swiglu_limit": 0}, "swiglu_limit = 0. Allowed: a positive number"),
         ("gpt_oss", {"num_experts": 4}, "num_experts = 4. Allowed: num_local_experts, which is 8"),
         ("granitemoe", {"num_experts_per_tok": 9}, "num_experts_per_tok = 9. Allowed: 1 to 8"),
+        (
+            "granitemoeshared",
+            {"shared_intermediate_size": -1},
+            "shared_intermediate_size = -1. Allowed: a whole number from 0",
+        ),
+        ("granitemoeshared", {"shared_intermediate_size": None}, "_size = null. Allowed: a whole"),
     ],
 )
 def test_a_field_that_a_family_does_not_serve_is_named(
@@ -201,3 +207,24 @@ def test_windows_of_gpt_oss_are_in_every_other_layer_from_the_first() -> None:
     info = build("gpt_oss", num_hidden_layers=5).info
     assert [(one.window, one.num_layers) for one in info.groups] == [(16, 3), (None, 2)]
     assert {spec.inputs for spec in info.attention.values()} == {("sinks",)}
+
+
+def test_shared_experts_of_granite_are_one_mlp_with_names_of_its_own_or_none() -> None:
+    sources = build("granitemoeshared").tensor_sources()
+    found = {
+        path.rpartition(".")[2]: source.names
+        for path, source in sources.items()
+        if path.startswith("layers.1.mlp.shared.")
+    }
+    assert found == {
+        "gate_up": ("model.layers.1.shared_mlp.input_linear.weight",),
+        "down": ("model.layers.1.shared_mlp.output_linear.weight",),
+    }
+    routed = sources["layers.1.mlp.routed.gate"].names
+    assert routed == ("model.layers.1.block_sparse_moe.input_linear.weight",)
+    without = build("granitemoeshared", shared_intermediate_size=0)
+    plain = tiny.family_of("granitemoe").build(
+        tiny.CONFIGS["granitemoeshared-one"], dtype="float32"
+    )
+    assert without.tensor_sources().keys() == plain.tensor_sources().keys()
+    assert build("granitemoeshared", shared_intermediate_size=24).info != without.info

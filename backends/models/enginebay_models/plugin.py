@@ -26,6 +26,7 @@ _FAMILIES = {
     "gptj": ("GPTJForCausalLM",),
     "granite": ("GraniteForCausalLM",),
     "granitemoe": ("GraniteMoeForCausalLM",),
+    "granitemoeshared": ("GraniteMoeSharedForCausalLM",),
     "helium": ("HeliumForCausalLM",),
     "hunyuan_v1_dense": ("HunYuanDenseV1ForCausalLM",),
     "lfm2": ("Lfm2ForCausalLM",),
