@@ -75,10 +75,19 @@ STORAGES = ("int8", "uint4", "fp8")
 
 RARE_FAMILIES = (
     *("apertus", "arcee", "bloom", "cohere", "cohere2", "deepseek_v3", "ernie4_5", "ernie4_5_moe"),
-    *("falcon", "gemma", "gemma2", "glm4", "glm4_moe", "gpt2", "gpt_neox", "gpt_oss", "gptj"),
-    *("granite", "granitemoe", "granitemoeshared", "helium", "hunyuan_v1_dense", "mixtral", "mpt"),
-    *("nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "qwen2_moe", "seed_oss"),
-    *("smollm3", "stablelm", "starcoder2"),
+    *("exaone4", "falcon", "gemma", "gemma2", "glm4", "glm4_moe", "gpt2", "gpt_neox"),
+    *(
+        "gpt_oss",
+        "gptj",
+        "granite",
+        "granitemoe",
+        "granitemoeshared",
+        "helium",
+        "hunyuan_v1_dense",
+        "mixtral",
+    ),
+    *("mpt", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "phi"),
+    *("phi3", "qwen2_moe", "seed_oss", "smollm3", "stablelm", "starcoder2"),
 )
 """Families of which `make test` holds the logits of one checkpoint, in tests/parity, alone."""
 

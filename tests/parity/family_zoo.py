@@ -143,6 +143,15 @@ def _qwen_windows(rng: random.Random) -> dict[str, Any]:
     return rng.choice([{}, some, few, some | kinds])
 
 
+def _exaone_windows(rng: random.Random) -> dict[str, Any]:
+    window = {"sliding_window": rng.choice((5, 16))}
+    every = window | {"sliding_window_pattern": rng.choice((1, 2, 4))}
+    no_window = {"sliding_window": None, "layer_types": ["full_attention"] * 8}
+    kinds = _kinds(rng) | {"sliding_window_pattern": "LLLG"}
+    listed = window | kinds if "layer_types" in kinds else window
+    return rng.choice([{}, every, listed, no_window])
+
+
 def _gpt_neox_rope(rng: random.Random) -> dict[str, Any]:
     older = {"rotary_pct": rng.choice((0.25, 0.5, 1.0)), "rotary_emb_base": rng.choice(_THETA)}
     newer = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
@@ -267,6 +276,11 @@ ZOOS: dict[str, Zoo] = {
             "moe_layer_interval": (1, 2),
         },
         _rope(),
+    ),
+    "exaone4": Zoo(
+        {"exaone4": "Exaone4ForCausalLM"},
+        _RMS | {"head_dim": (8, 16)},
+        _both(_rope(), _exaone_windows),
     ),
     "falcon": Zoo(
         {"falcon": "FalconForCausalLM"},

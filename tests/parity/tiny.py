@@ -208,6 +208,10 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         "Ernie4_5_MoeForCausalLM",
         {"moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 40, "use_bias": True},
     ),
+    "exaone4": (
+        "Exaone4ForCausalLM",
+        {"head_dim": 24, "sliding_window": 16, "sliding_window_pattern": 2},
+    ),
     "falcon": ("FalconForCausalLM", {"new_decoder_architecture": True, "num_kv_heads": 2}),
     "gemma": ("GemmaForCausalLM", {"head_dim": 24, "hidden_act": "gelu"}),
     "gemma2": (

@@ -90,6 +90,13 @@ def test_gate_and_up_of_one_tensor_are_split_as_devices_split_them() -> None:
         ("cohere", {"use_qk_norm": True}, "use_qk_norm = True. Allowed: false, or absent"),
         ("cohere", {"logit_scale": None}, "logit_scale = null"),
         ("cohere2", {"hidden_size": 36}, "hidden_size = 36. Allowed: a multiple of num_attention"),
+        ("exaone4", {"sliding_window_pattern": "LLLG"}, "pattern = 'LLLG'. Allowed: a positive"),
+        ("exaone4", {"sliding_window": 0}, "sliding_window = 0. Allowed: a positive whole number"),
+        (
+            "exaone4",
+            {"sliding_window": None, "layer_types": ["sliding_attention"] * 4},
+            "layer_types = ",
+        ),
         ("falcon", {"alibi": True}, "alibi = True. Allowed: false, or absent"),
         (
             "falcon",
@@ -169,6 +176,8 @@ def test_a_field_that_a_family_does_not_serve_is_named(
     ("name", "fields", "windows"),
     [
         ("gemma2", {}, (4096, None)),
+        ("exaone4", {"sliding_window": 7}, (7, None)),
+        ("exaone4", {"sliding_window": None}, (None,)),
         ("olmo3", {"sliding_window": 7}, (7, None)),
         ("cohere2", {"sliding_window": 7, "sliding_window_pattern": 2}, (7, None)),
         ("smollm3", {"use_sliding_window": True, "sliding_window": 7}, (None, 7)),
@@ -367,3 +376,19 @@ def test_apertus_has_a_rotary_rule_of_its_own_only_where_config_json_has_none() 
     assert build("apertus", rope_parameters={}).info == build("apertus", rope_scaling=plain).info
     names = {name for one in silent.tensor_sources().values() for name in one.names}
     assert "model.layers.3.feedforward_layernorm.weight" in names
+
+
+@pytest.mark.parametrize(
+    ("fields", "unrotated"),
+    [
+        ({}, [3]),
+        ({"sliding_window_pattern": 2}, [1, 3]),
+        ({"layer_types": ["full_attention"] * 4}, [0, 1, 2, 3]),
+        ({"sliding_window": None}, []),
+    ],
+)
+def test_full_layers_of_exaone_have_no_rotary_positions_unless_no_layer_may_have_a_window(
+    fields: dict[str, Any], unrotated: list[int]
+) -> None:
+    constants = build("exaone4", **fields).info.constants
+    assert f"unrotated_layers={frozenset(unrotated)}," in constants

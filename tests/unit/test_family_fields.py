@@ -31,6 +31,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("BloomConfig", {}),
     "deepseek_v3": ("DeepseekV3Config", ROPE),
     "ernie4_5_moe": ("Ernie4_5_MoeConfig", {"moe_layer_end_index": 0} | ROPE),
+    "exaone4": ("Exaone4Config", {"layer_types": ["full_attention", "sliding_attention"]} | ROPE),
     "falcon": ("FalconConfig", {"ffn_hidden_size": 40, "num_ln_in_parallel_attn": 1} | ROPE),
     "glm4_moe": ("Glm4MoeConfig", ROPE),
     "gpt_oss": (

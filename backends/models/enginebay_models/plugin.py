@@ -14,6 +14,7 @@ _FAMILIES = {
     "deepseek_v3": ("DeepseekV3ForCausalLM",),
     "ernie4_5": ("Ernie4_5ForCausalLM",),
     "ernie4_5_moe": ("Ernie4_5_MoeForCausalLM",),
+    "exaone4": ("Exaone4ForCausalLM",),
     "falcon": ("FalconForCausalLM",),
     "gemma": ("GemmaForCausalLM",),
     "gemma2": ("Gemma2ForCausalLM",),
