@@ -326,6 +326,21 @@ ZOOS: dict[str, Zoo] = {
         _RMS | _ROUTED | {"head_dim": (8, 16), "attention_bias": _BOOL, "use_qk_norm": _BOOL},
         _both(_rope(partial=(0.5, 1.0)), _groups),
     ),
+    "gpt_bigcode": Zoo(
+        {"gpt_bigcode": "GPTBigCodeForCausalLM"},
+        {
+            "n_embd": (32, 64),
+            "n_head": (4, 8),
+            "n_layer": (1, 2, 4),
+            "n_inner": (None, 96),
+            "n_positions": (CONTEXT,),
+            "activation_function": _ACTIVATIONS,
+            "layer_norm_epsilon": _EPS,
+            "tie_word_embeddings": _BOOL,
+            "multi_query": _BOOL,
+            "scale_attn_weights": _BOOL,
+        },
+    ),
     "gpt_neox": Zoo(
         {"gpt_neox": "GPTNeoXForCausalLM"},
         {name: values for name, values in _LAYER_NORM.items() if name != "num_key_value_heads"}

@@ -233,6 +233,10 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         "Glm4MoeForCausalLM",
         _ROUTED | {"head_dim": 16, "use_qk_norm": True, "attention_bias": True},
     ),
+    "gpt_bigcode": (
+        "GPTBigCodeForCausalLM",
+        {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 512},
+    ),
     "gpt_neox": (
         "GPTNeoXForCausalLM",
         {"num_key_value_heads": 4, "rotary_pct": 0.5, "rotary_emb_base": 500.0},

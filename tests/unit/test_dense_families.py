@@ -122,6 +122,8 @@ def test_gate_and_up_of_one_tensor_are_split_as_devices_split_them() -> None:
         ("gemma", {"hidden_activation": "silu"}, "hidden_activation = 'silu'"),
         ("gemma2", {"attn_logit_softcapping": 0}, "attn_logit_softcapping = 0"),
         ("gemma2", {"sliding_window": None}, "sliding_window = null"),
+        ("gpt_bigcode", {"add_cross_attention": True}, "add_cross_attention = True. Allowed"),
+        ("gpt_bigcode", {"n_embd": 64}, "hidden_size = 32. Allowed: n_embd, which is 64"),
         (
             "gpt_neox",
             {"rotary_pct": 0.25, "partial_rotary_factor": 0.5},
@@ -215,6 +217,7 @@ LINEAR_LAYERS = {
     "bloom": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
     "cohere": TARGETS,
     "glm4": (*QKV, "gate_up_proj", "down_proj"),
+    "gpt_bigcode": ("c_attn", "c_proj", "c_fc", "c_proj"),
     "gpt_neox": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
     "nemotron": (*QKV, "up_proj", "down_proj"),
     "gptj": ("q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_out"),
@@ -392,3 +395,18 @@ def test_full_layers_of_exaone_have_no_rotary_positions_unless_no_layer_may_have
 ) -> None:
     constants = build("exaone4", **fields).info.constants
     assert f"unrotated_layers={frozenset(unrotated)}," in constants
+
+
+@pytest.mark.parametrize(("fields", "heads"), [({}, 1), ({"multi_query": False}, 8)])
+def test_queries_of_gpt_bigcode_share_one_key_or_each_has_its_own(
+    fields: dict[str, Any], heads: int
+) -> None:
+    """Rows of one tensor: all queries, the key, the value; or these three for each head."""
+    model = build("gpt_bigcode", **fields)
+    assert model.info.attention["full"].num_kv_heads == heads
+    source = model.tensor_sources()["layers.0.attention.qkv_bias"]
+    assert source.names == ("transformer.h.0.attn.c_attn.bias",)
+    tensor = np.arange((8 + 2 * heads) * 4)
+    assert source.shapes == (tensor.shape,)
+    found = source.build([tensor], (slice(None),))
+    np.testing.assert_array_equal(found, tensor.reshape(heads, -1, 4))

@@ -20,9 +20,13 @@ NEUTRAL = """
     attention_dropout attn_pdrop dropout embd_pdrop hidden_dropout layerdrop resid_pdrop
     init_std initializer_range num_mtp_layers output_router_logits pretraining_tp
     residual_dropout router_aux_loss_coef use_cache
+    router_aux_loss_coef use_cache
+    attention_softmax_in_fp32 scale_attention_softmax_in_fp32
     bos_token_id eod_token_id eos_token_id pad_token_id
 """
-"""Fields of training, of what transformers returns, and of generation, which the core reads."""
+"""Fields of training, of what transformers returns, of a precision that it does not read, and of
+generation, which the core reads.
+"""
 
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -34,6 +38,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4": ("Exaone4Config", {"layer_types": ["full_attention", "sliding_attention"]} | ROPE),
     "falcon": ("FalconConfig", {"ffn_hidden_size": 40, "num_ln_in_parallel_attn": 1} | ROPE),
     "glm4_moe": ("Glm4MoeConfig", ROPE),
+    "gpt_bigcode": ("GPTBigCodeConfig", {"n_inner": 40}),
     "gpt_oss": (
         "GptOssConfig",
         {"layer_types": ["full_attention", "sliding_attention"], "max_position_embeddings": 262144}

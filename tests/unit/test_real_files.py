@@ -28,6 +28,7 @@ PUBLISHED = {
     "arcee-ai/AFM-4.5B": ("ArceeForCausalLM", "arcee"),
     "baidu/ERNIE-4.5-0.3B-PT": ("Ernie4_5ForCausalLM", "ernie4_5"),
     "baidu/ERNIE-4.5-21B-A3B-PT": ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe"),
+    "bigcode/starcoderbase-1b": ("GPTBigCodeForCausalLM", "gpt_bigcode"),
     "bigcode/starcoder2-3b": ("Starcoder2ForCausalLM", "starcoder2"),
     "bigscience/bloom-560m": ("BloomForCausalLM", "bloom"),
     "ByteDance-Seed/Seed-OSS-36B-Instruct": ("SeedOssForCausalLM", "seed_oss"),

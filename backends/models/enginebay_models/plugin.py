@@ -22,6 +22,7 @@ _FAMILIES = {
     "glm4": ("Glm4ForCausalLM", "GlmForCausalLM"),
     "glm4_moe": ("Glm4MoeForCausalLM",),
     "gpt2": ("GPT2LMHeadModel",),
+    "gpt_bigcode": ("GPTBigCodeForCausalLM",),
     "gpt_neox": ("GPTNeoXForCausalLM",),
     "gpt_oss": ("GptOssForCausalLM",),
     "gptj": ("GPTJForCausalLM",),
