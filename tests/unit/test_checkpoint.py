@@ -136,9 +136,17 @@ def test_several_files_are_read_by_their_index_or_without(folder: Path) -> None:
         (folder / INDEX_FILE).unlink(missing_ok=True)
 
 
+BUFFERS = (
+    *("self_attn.rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attn.causal_mask"),
+    *("attn.attention.bias", "attn.attention.masked_bias"),
+)
+"""Those of Llama, GPT-2, CodeGen and GPT-Neo, in older files."""
+
+
 def test_known_buffers_and_a_tied_head_may_be_left_over(tmp_path: Path) -> None:
     tensors = random_tensors(model_of())
-    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(2, np.float32)
+    for buffer in BUFFERS:
+        tensors[f"model.layers.0.{buffer}"] = np.zeros(2, np.float32)
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].astype(ml_dtypes.bfloat16)
     tensors["model.embed_tokens.weight"] = tensors["lm_head.weight"].astype(np.float32)
     loaded = load(write(tmp_path / "model", tensors, tie_word_embeddings=True))

@@ -36,7 +36,9 @@ HUB_PATTERNS = (
     "merges.txt",
 )
 # Buffers in old checkpoints, which models compute themselves.
-_IGNORED = re.compile(r"(^|\.)(rotary_emb\.inv_freq|masked_bias|attn\.bias)$")
+_IGNORED = re.compile(
+    r"(^|\.)(rotary_emb\.inv_freq|masked_bias|attn\.(attention\.)?bias|attn\.causal_mask)$"
+)
 # Rows that are compared at once: 16 MiB of an 8B model.
 _TIED_ROWS = 1024
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
