@@ -67,6 +67,8 @@ def tiny_config(family: ModelFamily) -> dict[str, Any]:
         "v_head_dim": 12,
         "full_attn_idxs": [1],
         "rotary_dim": 4,
+        "attention_types": [[["global", "local"], 1]],
+        "num_dense_layers": 1,
     }
 
 
