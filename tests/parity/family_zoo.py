@@ -152,6 +152,14 @@ def _exaone_windows(rng: random.Random) -> dict[str, Any]:
     return rng.choice([{}, every, listed, no_window])
 
 
+def _gpt_neo_layers(rng: random.Random) -> dict[str, Any]:
+    pairs = [[["global", "local"], rng.choice((1, 2))]]
+    types = rng.choice([pairs, pairs, [[["local"], 1], [["global"], 2]], [[["global"], 1]]])
+    kinds = [kind for kinds, count in types for kind in kinds * count]
+    listed = {"attention_layers": kinds} if rng.random() < 0.5 else {}
+    return {"num_layers": len(kinds), "attention_types": types} | listed
+
+
 def _gpt_neox_rope(rng: random.Random) -> dict[str, Any]:
     older = {"rotary_pct": rng.choice((0.25, 0.5, 1.0)), "rotary_emb_base": rng.choice(_THETA)}
     newer = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
@@ -340,6 +348,20 @@ ZOOS: dict[str, Zoo] = {
             "multi_query": _BOOL,
             "scale_attn_weights": _BOOL,
         },
+    ),
+    "gpt_neo": Zoo(
+        {"gpt_neo": "GPTNeoForCausalLM"},
+        {
+            "hidden_size": (32, 64),
+            "intermediate_size": (None, 96),
+            "num_heads": (4, 8),
+            "max_position_embeddings": (CONTEXT,),
+            "activation_function": _ACTIVATIONS,
+            "layer_norm_epsilon": _EPS,
+            "tie_word_embeddings": _BOOL,
+            "window_size": (5, 16, 256),
+        },
+        _gpt_neo_layers,
     ),
     "gpt_neox": Zoo(
         {"gpt_neox": "GPTNeoXForCausalLM"},

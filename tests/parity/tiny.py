@@ -237,6 +237,11 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         "GPTBigCodeForCausalLM",
         {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 512},
     ),
+    "gpt_neo": (
+        "GPTNeoForCausalLM",
+        {"num_heads": 4, "num_layers": 2, "window_size": 16}
+        | {"attention_types": [[["global", "local"], 1]]},
+    ),
     "gpt_neox": (
         "GPTNeoXForCausalLM",
         {"num_key_value_heads": 4, "rotary_pct": 0.5, "rotary_emb_base": 500.0},

@@ -125,6 +125,19 @@ def test_gate_and_up_of_one_tensor_are_split_as_devices_split_them() -> None:
         ("gpt_bigcode", {"add_cross_attention": True}, "add_cross_attention = True. Allowed"),
         ("gpt_bigcode", {"n_embd": 64}, "hidden_size = 32. Allowed: n_embd, which is 64"),
         (
+            "gpt_neo",
+            {},
+            "has num_layers = 4. Allowed: 24, the number of layers that attention_types",
+        ),
+        ("gpt_neo", {"attention_types": [["global", 4]]}, "attention_types = [['global', 4]]"),
+        ("gpt_neo", {"attention_types": [[["global"], 10**9]]}, "attention_types = [[['global'], "),
+        ("gpt_neo", {"attention_layers": ["sparse"] * 4}, "attention_layers = ['sparse', "),
+        (
+            "gpt_neo",
+            {"attention_types": [[["global"], 4]], "attention_layers": ["local"] * 4},
+            "Allowed: the layers of attention_types, ['global', 'global'",
+        ),
+        (
             "gpt_neox",
             {"rotary_pct": 0.25, "partial_rotary_factor": 0.5},
             "rotary_pct, which is 0.25",
@@ -183,6 +196,8 @@ def test_a_field_that_a_family_does_not_serve_is_named(
         ("olmo3", {"sliding_window": 7}, (7, None)),
         ("cohere2", {"sliding_window": 7, "sliding_window_pattern": 2}, (7, None)),
         ("smollm3", {"use_sliding_window": True, "sliding_window": 7}, (None, 7)),
+        ("gpt_neo", {"attention_types": [[["global", "local"], 2]]}, (None, 256)),
+        ("gpt_neo", {"attention_layers": ["local"] * 4, "window_size": 7}, (7,)),
         ("phi3", {"sliding_window": 7}, (7,)),
         ("starcoder2", {}, (None,)),
     ],
@@ -218,6 +233,7 @@ LINEAR_LAYERS = {
     "cohere": TARGETS,
     "glm4": (*QKV, "gate_up_proj", "down_proj"),
     "gpt_bigcode": ("c_attn", "c_proj", "c_fc", "c_proj"),
+    "gpt_neo": ("q_proj", "k_proj", "v_proj", "out_proj", "c_fc", "c_proj"),
     "gpt_neox": ("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
     "nemotron": (*QKV, "up_proj", "down_proj"),
     "gptj": ("q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_out"),
@@ -229,7 +245,9 @@ LINEAR_LAYERS = {
 
 @pytest.mark.parametrize("name", LINEAR_LAYERS)
 def test_every_linear_layer_may_have_adapters_by_its_name_in_the_checkpoint(name: str) -> None:
-    found = adapted_layers(build(name, rotary_pct=0.5, rotary_dim=4), 1, 4, None)
+    types = [[["global"], CONFIG["num_hidden_layers"]]]
+    model = build(name, rotary_pct=0.5, rotary_dim=4, attention_types=types)
+    found = adapted_layers(model, 1, 4, None)
     modules = [part.module for layer in found.values() for part in layer.parts]
     assert len(modules) == CONFIG["num_hidden_layers"] * len(LINEAR_LAYERS[name])
     assert {module.rpartition(".")[2] for module in modules} == set(LINEAR_LAYERS[name])

@@ -18,6 +18,7 @@ from tests.parity import tiny
 
 NEUTRAL = """
     attention_dropout attn_pdrop dropout embd_pdrop hidden_dropout layerdrop resid_pdrop
+    classifier_dropout embed_dropout resid_dropout
     init_std initializer_range num_mtp_layers output_router_logits pretraining_tp
     residual_dropout router_aux_loss_coef use_cache
     router_aux_loss_coef use_cache
@@ -39,6 +40,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon": ("FalconConfig", {"ffn_hidden_size": 40, "num_ln_in_parallel_attn": 1} | ROPE),
     "glm4_moe": ("Glm4MoeConfig", ROPE),
     "gpt_bigcode": ("GPTBigCodeConfig", {"n_inner": 40}),
+    "gpt_neo": ("GPTNeoConfig", {"attention_types": [[["local"], 2]], "intermediate_size": 40}),
     "gpt_oss": (
         "GptOssConfig",
         {"layer_types": ["full_attention", "sliding_attention"], "max_position_embeddings": 262144}

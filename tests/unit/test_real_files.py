@@ -37,6 +37,7 @@ PUBLISHED = {
     "deepseek-ai/DeepSeek-V2-Lite": ("DeepseekV2ForCausalLM", "deepseek_v2"),
     "deepseek-ai/DeepSeek-V3": ("DeepseekV3ForCausalLM", "deepseek_v3"),
     "EleutherAI/gpt-j-6b": ("GPTJForCausalLM", "gptj"),
+    "EleutherAI/gpt-neo-125m": ("GPTNeoForCausalLM", "gpt_neo"),
     "EleutherAI/pythia-160m": ("GPTNeoXForCausalLM", "gpt_neox"),
     "facebook/opt-125m": ("OPTForCausalLM", "opt"),
     "google/gemma-2b": ("GemmaForCausalLM", "gemma"),

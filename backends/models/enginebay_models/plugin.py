@@ -23,6 +23,7 @@ _FAMILIES = {
     "glm4_moe": ("Glm4MoeForCausalLM",),
     "gpt2": ("GPT2LMHeadModel",),
     "gpt_bigcode": ("GPTBigCodeForCausalLM",),
+    "gpt_neo": ("GPTNeoForCausalLM",),
     "gpt_neox": ("GPTNeoXForCausalLM",),
     "gpt_oss": ("GptOssForCausalLM",),
     "gptj": ("GPTJForCausalLM",),
