@@ -53,6 +53,27 @@ def test_rows_of_one_tensor_become_the_weight_of_three(index: slice) -> None:
         np.testing.assert_array_equal(source.build([tensor], (index,)), wanted)
 
 
+def in_blocks(heads: list[np.ndarray]) -> np.ndarray:
+    """Of 4 parts of the heads of queries, values and keys [8, 6, 3], one after the other."""
+    blocks = [part[first : first + 2] for first in range(0, 8, 2) for part in heads]
+    return np.concatenate(blocks).reshape(-1, 3)
+
+
+@pytest.mark.parametrize("index", [slice(None), slice(0, 1), slice(3, 6)])
+@pytest.mark.parametrize("interleaved", [0, 4])
+def test_rows_in_blocks_of_heads_become_the_weight_of_three(index: slice, interleaved: int) -> None:
+    q, v, k = np.random.default_rng(0).normal(size=(3, 8, 6, 3))
+    parts = [one.reshape(-1, 3) for one in (q, k, v)]
+    shape = (8, 1, 6)
+    apart, blocks = (
+        tensors.fused_qkv(names, shape, repeats=1, features=(3,), qkv_rows=QkvRows(*rows))
+        for names, rows in ((NAMES, ("apart", interleaved)), (("qkv",), ("blocks", interleaved)))
+    )
+    assert (blocks.names, blocks.shapes) == (("qkv",), ((144, 3),))
+    found = blocks.build([in_blocks([q, v, k])], (index,))
+    np.testing.assert_array_equal(found, apart.build(parts, (index,)))
+
+
 def test_neighbours_of_a_rotary_pair_are_moved_apart_in_queries_and_keys_alone() -> None:
     order = [0, 2, 1, 3, 4, 5]
     parts, rows = separate(), QkvRows(interleaved=4)

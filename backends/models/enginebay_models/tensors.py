@@ -42,16 +42,22 @@ def split_columns(name: str, shape: tuple[int, int, int, int]) -> TensorSource:
     return TensorSource((name,), ((num_out, num_kv_heads * group * head_dim),), build)
 
 
+NUM_BLOCKS = 4
+"""Parts of the heads in a tensor of QkvRows "blocks"."""
+
+
 @dataclasses.dataclass(frozen=True)
 class QkvRows:
     """How the rows of queries, keys and values lie in a checkpoint.
 
-    `place`: "apart" in three tensors; "stacked" in one, all queries, all keys, then all values; or
-    "grouped" in one, for each KV head its queries, its key and its value. `interleaved`: the two
-    features of a rotary pair lie beside each other in the first `interleaved` features of a head.
+    `place`: "apart" in three tensors; "stacked" in one, all queries, all keys, then all values;
+    "grouped" in one, for each KV head its queries, its key and its value; or "blocks" in one, for
+    each of NUM_BLOCKS equal parts of the heads its queries, its values, then its keys, as many.
+    `interleaved`: the two features of a rotary pair lie beside each other in the first
+    `interleaved` features of a head.
     """
 
-    place: Literal["apart", "stacked", "grouped"] = "apart"
+    place: Literal["apart", "stacked", "grouped", "blocks"] = "apart"
     interleaved: int = 0
 
     def order(self, head_dim: int) -> np.ndarray | None:
@@ -144,12 +150,25 @@ def fused_qkv(
         kv = np.repeat(whole[:, -2:], repeats, axis=0)
         return np.concatenate([q, kv], axis=1)[first - low * repeats : last - low * repeats]
 
+    def from_blocks(readers: Sequence[np.ndarray], index: Index) -> np.ndarray:
+        """Without groups, as each head has its own key and value."""
+        first, last, _ = index[0].indices(num_kv_heads)
+        size = num_kv_heads // NUM_BLOCKS
+        q, v, k = (
+            np.stack([rows(readers[0], place, place + 1) for place in places])
+            for places in (
+                [(head // size * 3 + part) * size + head % size for head in range(first, last)]
+                for part in range(3)
+            )
+        )
+        return np.concatenate([turned(q), turned(k), v], axis=1)
+
     q_shape, kv_shape = ((heads * head_dim, *features) for heads in (q_heads, kv_heads))
     if qkv_rows.place == "apart":
         return TensorSource(names, (q_shape, kv_shape, kv_shape), build)
-    assert order is None or qkv_rows.place == "stacked", (
+    assert order is None or qkv_rows.place != "grouped", (
         "no family has grouped rows in another order"
     )
     num_rows = (q_heads + 2 * kv_heads) * head_dim
-    make = build if qkv_rows.place == "stacked" else regrouped
+    make = {"stacked": build, "grouped": regrouped, "blocks": from_blocks}[qkv_rows.place]
     return TensorSource(names, ((num_rows, *features),), make)
