@@ -74,9 +74,10 @@ the dtype of computation changes little of them.
 STORAGES = ("int8", "uint4", "fp8")
 
 RARE_FAMILIES = (
-    *("apertus", "arcee", "bloom", "cohere", "cohere2", "deepseek_v3", "ernie4_5", "ernie4_5_moe"),
-    *("exaone4", "falcon", "gemma", "gemma2", "glm4", "glm4_moe", "gpt2", "gpt_bigcode"),
+    *("apertus", "arcee", "bloom", "codegen", "cohere", "cohere2", "deepseek_v3", "ernie4_5"),
+    *("ernie4_5_moe", "exaone4", "falcon", "gemma", "gemma2", "glm4", "glm4_moe", "gpt2"),
     *(
+        "gpt_bigcode",
         "gpt_neo",
         "gpt_neox",
         "gpt_oss",
@@ -84,10 +85,10 @@ RARE_FAMILIES = (
         "granite",
         "granitemoe",
         "granitemoeshared",
-        "helium",
     ),
-    *("hunyuan_v1_dense", "mixtral", "mpt", "nemotron", "olmo", "olmo2", "olmo3", "olmoe"),
-    *("opt", "phi", "phi3", "qwen2_moe", "seed_oss", "smollm3", "stablelm", "starcoder2"),
+    *("helium", "hunyuan_v1_dense", "mixtral", "mpt", "nemotron", "olmo", "olmo2", "olmo3"),
+    *("olmoe", "opt", "phi", "phi3", "qwen2_moe", "seed_oss", "smollm3", "stablelm"),
+    *("starcoder2",),
 )
 """Families of which `make test` holds the logits of one checkpoint, in tests/parity, alone."""
 

@@ -56,6 +56,17 @@ _GRANITE_MOE: dict[str, tuple[Any, ...]] = _RMS | {
     "num_local_experts": (4, 8),
     "num_experts_per_tok": (1, 2, 4),
 }
+_GPTJ: dict[str, tuple[Any, ...]] = {
+    "n_embd": (64,),
+    "n_head": (4, 8),
+    "n_layer": (1, 2, 4),
+    "n_inner": (None, 96),
+    "n_positions": (CONTEXT,),
+    "rotary_dim": (2, 4, 8),
+    "activation_function": _ACTIVATIONS,
+    "layer_norm_epsilon": _EPS,
+    "tie_word_embeddings": _BOOL,
+}
 _LAYER_NORM = _COMMON | {"layer_norm_eps": _EPS}
 
 
@@ -234,6 +245,7 @@ ZOOS: dict[str, Zoo] = {
         },
         _bloom_heads,
     ),
+    "codegen": Zoo({"codegen": "CodeGenForCausalLM"}, _GPTJ),
     "cohere": Zoo(
         {"cohere": "CohereForCausalLM"},
         _LAYER_NORM | {"attention_bias": _BOOL, "logit_scale": (0.0625, 1.0, 3.0)},
@@ -383,20 +395,7 @@ ZOOS: dict[str, Zoo] = {
         },
         _both(_rope(), _kinds),
     ),
-    "gptj": Zoo(
-        {"gptj": "GPTJForCausalLM"},
-        {
-            "n_embd": (64,),
-            "n_head": (4, 8),
-            "n_layer": (1, 2, 4),
-            "n_inner": (None, 96),
-            "n_positions": (CONTEXT,),
-            "rotary_dim": (2, 4, 8),
-            "activation_function": _ACTIVATIONS,
-            "layer_norm_epsilon": _EPS,
-            "tie_word_embeddings": _BOOL,
-        },
-    ),
+    "gptj": Zoo({"gptj": "GPTJForCausalLM"}, _GPTJ),
     "granite": Zoo(
         {"granite": "GraniteForCausalLM"},
         _RMS
@@ -555,3 +554,16 @@ def draw(family: str, index: int) -> dict[str, Any]:
         if name in config:
             config[name] = config[name][: config["num_hidden_layers"]]
     return config
+
+
+_GPTJ: dict[str, tuple[Any, ...]] = {
+    "n_embd": (64,),
+    "n_head": (4, 8),
+    "n_layer": (1, 2, 4),
+    "n_inner": (None, 96),
+    "n_positions": (CONTEXT,),
+    "rotary_dim": (2, 4, 8),
+    "activation_function": _ACTIVATIONS,
+    "layer_norm_epsilon": _EPS,
+    "tie_word_embeddings": _BOOL,
+}

@@ -194,6 +194,11 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_act": "relu2", "mlp_bias": True, "rope_scaling": _YARN},
     ),
     "bloom": ("BloomForCausalLM", {"n_head": 6, "n_layer": 2, "seq_length": 512} | _SIX),
+    "codegen": (
+        "CodeGenForCausalLM",
+        {"n_embd": 64, "n_head": 8, "n_layer": 2, "n_positions": 512, "rotary_dim": 4}
+        | {"num_attention_heads": 8},
+    ),
     "cohere": ("CohereForCausalLM", {"logit_scale": 2.0, "attention_bias": True}),
     "cohere2": (
         "Cohere2ForCausalLM",

@@ -22,11 +22,12 @@ NEUTRAL = """
     init_std initializer_range num_mtp_layers output_router_logits pretraining_tp
     residual_dropout router_aux_loss_coef use_cache
     router_aux_loss_coef use_cache
+    router_aux_loss_coef use_cache n_ctx
     attention_softmax_in_fp32 scale_attention_softmax_in_fp32
     bos_token_id eod_token_id eos_token_id pad_token_id
 """
-"""Fields of training, of what transformers returns, of a precision that it does not read, and of
-generation, which the core reads.
+"""Fields of training, of what transformers returns, of what it does not read, and of generation,
+which the core reads.
 """
 
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}
@@ -34,6 +35,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("ApertusConfig", ROPE),
     "arcee": ("ArceeConfig", {"hidden_act": "gelu"} | ROPE),
     "bloom": ("BloomConfig", {}),
+    "codegen": ("CodeGenConfig", {"n_inner": 40}),
     "deepseek_v3": ("DeepseekV3Config", ROPE),
     "ernie4_5_moe": ("Ernie4_5_MoeConfig", {"moe_layer_end_index": 0} | ROPE),
     "exaone4": ("Exaone4Config", {"layer_types": ["full_attention", "sliding_attention"]} | ROPE),

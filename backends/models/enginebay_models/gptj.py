@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from enginebay.contracts.model import Model, ModelFamily
 from enginebay.ops.rotary import RopeSpec
@@ -14,7 +14,7 @@ from enginebay_models.fields import bad_field, flag, number, positive, with_own_
 from enginebay_models.hf_config import activation, read_decoder, with_equal_heads
 from enginebay_models.tensors import QkvRows
 
-_USUAL = {
+USUAL = {
     "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
     "n_layer": "num_hidden_layers",
@@ -43,6 +43,9 @@ class GptJFamily(ModelFamily):
     name = "gptj"
     architectures = ("GPTJForCausalLM",)
 
+    place: Literal["apart", "blocks"] = "apart"
+    """QkvRows.place of its checkpoints."""
+
     def build(
         self,
         config: Mapping[str, Any],
@@ -51,7 +54,7 @@ class GptJFamily(ModelFamily):
         num_shards: int = 1,
         max_model_len: int | None = None,
     ) -> Model:
-        config = with_own_names(config, _USUAL)
+        config = with_own_names(config, USUAL)
         hidden = positive(config, "n_embd", 4096)
         inner = 4 * hidden if config.get("n_inner") is None else positive(config, "n_inner")
         shared = with_equal_heads(
@@ -78,7 +81,7 @@ class GptJFamily(ModelFamily):
         variant = Variant(
             windows=(None,) * decoder.num_layers,
             mlp_bias=True,
-            qkv_rows=QkvRows(interleaved=rotary_dim),
+            qkv_rows=QkvRows(self.place, rotary_dim),
             mlp_norm=False,
             layer_norms=True,
             norm_bias=True,

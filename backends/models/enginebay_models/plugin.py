@@ -8,6 +8,7 @@ _FAMILIES = {
     "apertus": ("ApertusForCausalLM",),
     "arcee": ("ArceeForCausalLM",),
     "bloom": ("BloomForCausalLM",),
+    "codegen": ("CodeGenForCausalLM",),
     "cohere": ("CohereForCausalLM",),
     "cohere2": ("Cohere2ForCausalLM",),
     "deepseek_v2": ("DeepseekV2ForCausalLM",),
