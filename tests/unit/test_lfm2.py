@@ -317,6 +317,17 @@ def test_rows_have_the_tokens_of_transformers(
             llm.run_on_engine(lambda: assert_planned(llm))
 
 
+def test_a_rule_without_a_base_has_that_of_the_family() -> None:
+    rule = {"rope_type": "linear", "factor": 2.0}
+    million = rule | {"rope_theta": 1e6}
+    infos = [
+        lfm2.build(CONFIG | {"rope_theta": None, name: one}, dtype="float32").info
+        for name in ("rope_parameters", "rope_scaling")
+        for one in (rule, million)
+    ]
+    assert infos == infos[:1] * 4
+
+
 def test_layers_and_widths_follow_transformers() -> None:
     fields = {"num_hidden_layers": 3, "intermediate_size": 96, "block_multiple_of": 16}
     mixed = lfm2.build(CONFIG | fields | {"full_attn_idxs": [1]}, dtype="bfloat16")

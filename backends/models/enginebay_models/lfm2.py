@@ -28,15 +28,16 @@ from enginebay_models.tensors import Index
 
 CONV = "conv"
 _DEFAULT_THETA = 1_000_000.0
-_NAMES = {
+NAMES = {
     ".self_attn.o_proj.": ".self_attn.out_proj.",
     ".self_attn.q_norm.": ".self_attn.q_layernorm.",
     ".self_attn.k_norm.": ".self_attn.k_layernorm.",
     ".input_layernorm.": ".operator_norm.",
     ".post_attention_layernorm.": ".ffn_norm.",
-    ".mlp.gate_proj.": ".feed_forward.w1.",
-    ".mlp.up_proj.": ".feed_forward.w3.",
-    ".mlp.down_proj.": ".feed_forward.w2.",
+    ".mlp.": ".feed_forward.",
+    ".gate_proj.": ".w1.",
+    ".up_proj.": ".w3.",
+    ".down_proj.": ".w2.",
     "model.norm.": "model.embedding_norm.",
 }
 """(name of a tensor in other families, name in this checkpoint) pairs."""
@@ -135,41 +136,49 @@ class Lfm2Family(ModelFamily):
         max_model_len: int | None = None,
     ) -> Model:
         decoder = _read(config, max_model_len)
-        kinds = _layer_kinds(config, decoder.num_layers)
-        taps = positive(config, "conv_L_cache", 3, most=64)
-        if taps < 2:
-            raise bad_field("conv_L_cache", taps, "2 to 64")
-        bias, hidden = flag(config, "conv_bias", default=False), decoder.hidden_size
-        inputs = StateArray("inputs", (taps - 1, hidden), dtype, (None, "mlp"))
-        convs = tuple(i for i, kind in enumerate(kinds) if kind == CONV)
-
-        conv = ShortConvConfig(hidden, taps, dtype, bias)
-
-        def make(prefix: str) -> ShortConv:
-            return ShortConv(f"{prefix}.conv", conv)
-
         variant = Variant(
             windows=(None,) * decoder.num_layers,
             qk_norm=True,
-            names=_NAMES,
-            mixer=Mixer(make, convs, StateGroup(CONV, len(convs), (inputs,))) if convs else None,
+            names=NAMES,
+            mixer=short_convs(config, decoder, dtype),
         )
         return build_decoder(self.name, decoder, variant, dtype=dtype, num_shards=num_shards)
 
 
-def _read(config: Mapping[str, Any], max_model_len: int | None) -> DecoderConfig:
-    """Read the shared fields, which have other names here, and the width of the MLP."""
+def short_convs(config: Mapping[str, Any], decoder: DecoderConfig, dtype: str) -> Mixer | None:
+    """Return the convolutions of the layers without attention; None if all have attention."""
+    taps = positive(config, "conv_L_cache", 3, most=64)
+    if taps < 2:
+        raise bad_field("conv_L_cache", taps, "2 to 64")
+    bias, hidden = flag(config, "conv_bias", default=False), decoder.hidden_size
+    inputs = StateArray("inputs", (taps - 1, hidden), dtype, (None, "mlp"))
+    kinds = _layer_kinds(config, decoder.num_layers)
+    convs = tuple(i for i, kind in enumerate(kinds) if kind == CONV)
+    conv = ShortConvConfig(hidden, taps, dtype, bias)
+
+    def make(prefix: str) -> ShortConv:
+        return ShortConv(f"{prefix}.conv", conv)
+
+    return Mixer(make, convs, StateGroup(CONV, len(convs), (inputs,))) if convs else None
+
+
+def read_shared(config: Mapping[str, Any], max_model_len: int | None) -> DecoderConfig:
+    """Read the shared fields, some of which have other names here."""
     shared = {"tie_word_embeddings": True, "num_key_value_heads": 8} | dict(config)
     shared |= {"rms_norm_eps": config.get("norm_eps", 1e-5), "hidden_act": "silu"}
-    for own, name in (
-        ("tie_embedding", "tie_word_embeddings"),
-        ("block_ff_dim", "intermediate_size"),
-    ):
-        if own in config:
-            shared[name] = config[own]
-    if config.get("rope_theta") is None and config.get("rope_parameters") is None:
+    if "tie_embedding" in config:
+        shared["tie_word_embeddings"] = config["tie_embedding"]
+    if config.get("rope_theta") is None:
         shared["rope_theta"] = _DEFAULT_THETA
-    decoder = read_decoder(shared, max_model_len=max_model_len)
+    return read_decoder(shared, max_model_len=max_model_len)
+
+
+def _read(config: Mapping[str, Any], max_model_len: int | None) -> DecoderConfig:
+    """Read the shared fields, and the width of the MLP."""
+    shared = dict(config)
+    if "block_ff_dim" in config:
+        shared["intermediate_size"] = config["block_ff_dim"]
+    decoder = read_shared(shared, max_model_len)
     if not flag(config, "block_auto_adjust_ff_dim", default=True):
         return decoder
     width, step = 2 * decoder.intermediate_size // 3, positive(config, "block_multiple_of", 256)
