@@ -47,7 +47,7 @@ def routed(
     ids = sorted(allowed, key=lambda i: -choice[i])[: config.num_chosen]
     weights = shares[ids]
     if config.is_normed:
-        weights = weights / max(weights.sum(), config.least_sum)
+        weights = weights / (max(weights.sum(), config.least_sum) + config.added_to_sum)
     return ids, weights * config.scale
 
 
@@ -67,6 +67,7 @@ def test_experts_are_chosen_by_corrected_weights_and_weighted_without(
         correction=(16,),
         best_of_group=best,
         least_sum=0.5,
+        added_to_sum=0.125,
     )
     rng = np.random.default_rng(0)
     scores = rng.normal(size=(40, 16)).astype(np.float32)

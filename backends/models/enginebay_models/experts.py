@@ -35,7 +35,8 @@ class ExpertsConfig:
     ones, in float32, as is then the router. The experts are in `num_groups` equal groups; only
     those of the `num_chosen_groups` groups that are best by their `best_of_group` best experts are
     chosen. `scale` multiplies the weights of the chosen experts, whose sum counts as `least_sum`
-    where it is less. `is_fused`: gates and ups of all experts are one tensor, and downs another.
+    where it is less, and has `added_to_sum` added. `is_fused`: gates and ups of all experts are one
+    tensor, and downs another.
     """
 
     num_experts: int
@@ -50,6 +51,7 @@ class ExpertsConfig:
     correction: tuple[int, ...] | None = None
     best_of_group: int = 1
     least_sum: float = 0.0
+    added_to_sum: float = 0.0
     is_fused: bool = False
 
     def route(
@@ -71,7 +73,7 @@ class ExpertsConfig:
             weights = jnp.take_along_axis(shares, ids, axis=-1)
         if self.is_normed:
             total = weights.sum(axis=-1, keepdims=True)
-            weights = weights / jnp.maximum(total, self.least_sum)
+            weights = weights / (jnp.maximum(total, self.least_sum) + self.added_to_sum)
         return weights * self.scale, ids
 
 
