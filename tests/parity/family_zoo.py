@@ -163,6 +163,12 @@ def _exaone_windows(rng: random.Random) -> dict[str, Any]:
     return rng.choice([{}, every, listed, no_window])
 
 
+def _convs(rng: random.Random) -> dict[str, Any]:
+    """The first layer has attention, as `Zoo.fields` may say that there is no other."""
+    kinds = ("conv", "conv", "full_attention")
+    return {"layer_types": ["full_attention", *(rng.choice(kinds) for _ in range(7))]}
+
+
 def _gpt_neo_layers(rng: random.Random) -> dict[str, Any]:
     pairs = [[["global", "local"], rng.choice((1, 2))]]
     types = rng.choice([pairs, pairs, [[["local"], 1], [["global"], 2]], [[["global"], 1]]])
@@ -424,6 +430,24 @@ ZOOS: dict[str, Zoo] = {
         {"hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM"},
         _RMS | {"head_dim": (8, 16), "attention_bias": _BOOL},
         lambda rng: _rope()(rng) if rng.random() < 0.5 else _alpha(rng),
+    ),
+    "lfm2_moe": Zoo(
+        {"lfm2_moe": "Lfm2MoeForCausalLM"},
+        {name: values for name, values in _COMMON.items() if name != "hidden_act"}
+        | {
+            "norm_eps": _EPS,
+            "head_dim": (8, 16),
+            "conv_bias": _BOOL,
+            "conv_L_cache": (2, 3, 4),
+            "num_dense_layers": (0, 1, 2),
+            "num_experts": (4, 8),
+            "num_experts_per_tok": (1, 2, 4),
+            "moe_intermediate_size": (24, 40),
+            "use_expert_bias": _BOOL,
+            "norm_topk_prob": _BOOL,
+            "routed_scaling_factor": (1.0, 2.5),
+        },
+        _both(_rope(), _convs),
     ),
     "mixtral": Zoo(
         {"mixtral": "MixtralForCausalLM"},

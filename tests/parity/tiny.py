@@ -282,6 +282,17 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         "HunYuanDenseV1ForCausalLM",
         {"head_dim": 24, "rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0}},
     ),
+    "lfm2_moe": (
+        "Lfm2MoeForCausalLM",
+        {
+            "layer_types": ["conv", "full_attention"],
+            "norm_eps": 1e-4,
+            "num_dense_layers": 1,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+        },
+    ),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 8, "sliding_window": 16}),
     "nemotron": ("NemotronForCausalLM", {"hidden_act": "relu2", "norm_eps": 1e-4}),
     "olmo": ("OlmoForCausalLM", {"clip_qkv": 0.8, "attention_bias": True}),

@@ -54,6 +54,7 @@ PUBLISHED = {
     "kyutai/helium-1-2b": ("HeliumForCausalLM", "helium"),
     "LiquidAI/LFM2-1.2B": ("Lfm2ForCausalLM", "lfm2"),
     "LGAI-EXAONE/EXAONE-4.0-1.2B": ("Exaone4ForCausalLM", "exaone4"),
+    "LiquidAI/LFM2-8B-A1B": ("Lfm2MoeForCausalLM", "lfm2_moe"),
     "meta-llama/Llama-3.2-1B": ("LlamaForCausalLM", "llama"),
     "tencent/Hunyuan-7B-Instruct": ("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense"),
     "the first Llama conversions": ("LLaMAForCausalLM", "llama"),

@@ -106,6 +106,9 @@ def test_experts_are_chosen_by_corrected_weights_and_weighted_without(
             "shared_intermediate_size = -1. Allowed: a whole number from 0",
         ),
         ("granitemoeshared", {"shared_intermediate_size": None}, "_size = null. Allowed: a whole"),
+        ("lfm2_moe", {"layer_types": None}, "layer_types = null. Allowed: 2 of full_attention or"),
+        ("lfm2_moe", {"num_dense_layers": -1}, "num_dense_layers = -1. Allowed: a whole number"),
+        ("lfm2_moe", {"num_experts_per_tok": 9}, "num_experts_per_tok = 9. Allowed: 1 to 8"),
     ],
 )
 def test_a_field_that_a_family_does_not_serve_is_named(
@@ -229,3 +232,17 @@ def test_shared_experts_of_granite_are_one_mlp_with_names_of_its_own_or_none() -
     )
     assert without.tensor_sources().keys() == plain.tensor_sources().keys()
     assert build("granitemoeshared", shared_intermediate_size=24).info != without.info
+
+
+@pytest.mark.parametrize(("plain", "sparse"), [(0, {0, 1}), (1, {1}), (2, set()), (9, set())])
+def test_layers_of_lfm2_have_experts_after_the_first_ones(plain: int, sparse: set[int]) -> None:
+    sources = build("lfm2_moe", num_dense_layers=plain).tensor_sources()
+    names = {name for source in sources.values() for name in source.names}
+    for last, layers in (
+        ("w1.weight", {0, 1} - sparse),
+        ("gate.weight", sparse),
+        ("expert_bias", sparse),
+        ("experts.7.w2.weight", sparse),
+    ):
+        found = {layer for layer in (0, 1) if f"model.layers.{layer}.feed_forward.{last}" in names}
+        assert found == layers

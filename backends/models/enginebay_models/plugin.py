@@ -34,6 +34,7 @@ _FAMILIES = {
     "helium": ("HeliumForCausalLM",),
     "hunyuan_v1_dense": ("HunYuanDenseV1ForCausalLM",),
     "lfm2": ("Lfm2ForCausalLM",),
+    "lfm2_moe": ("Lfm2MoeForCausalLM",),
     "llama": ("LlamaForCausalLM", "LLaMAForCausalLM"),
     "mistral": ("MistralForCausalLM",),
     "mixtral": ("MixtralForCausalLM",),
