@@ -449,6 +449,11 @@ ZOOS: dict[str, Zoo] = {
         },
         _both(_rope(), _convs),
     ),
+    "ministral": Zoo(
+        {"ministral": "MinistralForCausalLM"},
+        _RMS | {"head_dim": (8, 16), "sliding_window": (5, 16)},
+        _both(_rope(), _kinds),
+    ),
     "mixtral": Zoo(
         {"mixtral": "MixtralForCausalLM"},
         _RMS

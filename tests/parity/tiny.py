@@ -293,6 +293,10 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 40,
         },
     ),
+    "ministral": (
+        "MinistralForCausalLM",
+        {"head_dim": 24, "sliding_window": 16, "layer_types": _KINDS},
+    ),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 8, "sliding_window": 16}),
     "nemotron": ("NemotronForCausalLM", {"hidden_act": "relu2", "norm_eps": 1e-4}),
     "olmo": ("OlmoForCausalLM", {"clip_qkv": 0.8, "attention_bias": True}),

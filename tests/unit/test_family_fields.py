@@ -55,6 +55,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan_v1_dense": ("HunYuanDenseV1Config", ROPE),
     "olmo": ("OlmoConfig", ROPE),
     "lfm2_moe": ("Lfm2MoeConfig", {"layer_types": ["full_attention", "conv"]} | ROPE),
+    "ministral": ("MinistralConfig", {"layer_types": ["sliding_attention"] * 2} | ROPE),
     "opt": ("OPTConfig", {"word_embed_proj_dim": 24}),
     "phi": ("PhiConfig", ROPE),
     "seed_oss": ("SeedOssConfig", ROPE),
@@ -65,6 +66,7 @@ NEEDED: dict[tuple[str, str], dict[str, Any]] = {
     ("ernie4_5_moe", "moe_layer_interval"): {"moe_layer_start_index": 0},
     ("falcon", "multi_query"): {"new_decoder_architecture": False, "num_kv_heads": None},
     ("lfm2_moe", "num_hidden_layers"): {"layer_types": None, "full_attn_idxs": [1]},
+    ("ministral", "num_hidden_layers"): {"layer_types": None},
     ("opt", "_remove_final_layer_norm"): {"do_layer_norm_before": True},
 }
 """Other fields without which a field is not read."""

@@ -63,6 +63,7 @@ PUBLISHED = {
     "mistralai/Mistral-7B-v0.1": ("MistralForCausalLM", "mistral"),
     "mistralai/Mixtral-8x7B-v0.1": ("MixtralForCausalLM", "mixtral"),
     "mosaicml/mpt-7b": ("MPTForCausalLM", "mpt"),
+    "transformers' own Ministral": ("MinistralForCausalLM", "ministral"),
     "transformers' own MPT": ("MptForCausalLM", "mpt"),
     "nvidia/Minitron-4B-Base": ("NemotronForCausalLM", "nemotron"),
     "openai-community/gpt2": ("GPT2LMHeadModel", "gpt2"),

@@ -36,6 +36,7 @@ _FAMILIES = {
     "lfm2": ("Lfm2ForCausalLM",),
     "lfm2_moe": ("Lfm2MoeForCausalLM",),
     "llama": ("LlamaForCausalLM", "LLaMAForCausalLM"),
+    "ministral": ("MinistralForCausalLM",),
     "mistral": ("MistralForCausalLM",),
     "mixtral": ("MixtralForCausalLM",),
     "mpt": ("MptForCausalLM", "MPTForCausalLM"),
