@@ -87,8 +87,8 @@ RARE_FAMILIES = (
         "granitemoeshared",
     ),
     *("helium", "hunyuan_v1_dense", "lfm2_moe", "ministral", "mixtral", "mpt", "nemotron", "olmo"),
-    *("olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "qwen2_moe", "seed_oss"),
-    *("smollm3", "stablelm", "starcoder2"),
+    *("olmo2", "olmo3", "olmoe", "opt", "phi", "phi3", "phimoe", "qwen2_moe"),
+    *("seed_oss", "smollm3", "stablelm", "starcoder2"),
 )
 """Families of which `make test` holds the logits of one checkpoint, in tests/parity, alone."""
 

@@ -142,6 +142,19 @@ def _phi3_rope(rng: random.Random) -> dict[str, Any]:
     return found | rng.choice([{}, {"rope_scaling": rule}, {"rope_theta": rng.choice(_THETA)}])
 
 
+def _phimoe_rope(rng: random.Random) -> dict[str, Any]:
+    """Lists of longrope for heads of 16 features."""
+    rule: dict[str, Any] = {
+        name: [start + rng.random() for _ in range(8)]
+        for name, start in (("short_factor", 1), ("long_factor", 2))
+    }
+    rule |= {"short_mscale": rng.choice((1.0, 1.25)), "long_mscale": 1.5}
+    rule |= {"rope_type": "longrope", "original_max_position_embeddings": CONTEXT // 2}
+    theta = {"rope_theta": rng.choice(_THETA)}
+    newer = {"rope_parameters": rule | theta}
+    return rng.choice([{}, theta, newer, theta | {"rope_scaling": rule}])
+
+
 def _no_rope(rng: random.Random) -> dict[str, Any]:
     listed = {"no_rope_layers": [rng.choice((0, 1)) for _ in range(8)]}
     return rng.choice([{}, {"no_rope_layer_interval": 2}, listed])
@@ -515,6 +528,19 @@ ZOOS: dict[str, Zoo] = {
         _rope(partial=(0.25, 0.5, 1.0)),
     ),
     "phi3": Zoo({"phi3": "Phi3ForCausalLM"}, _RMS | {"sliding_window": (None, 5, 16)}, _phi3_rope),
+    "phimoe": Zoo(
+        {"phimoe": "PhimoeForCausalLM"},
+        _RMS
+        | {
+            "head_dim": (16,),
+            "attention_bias": _BOOL,
+            "lm_head_bias": _BOOL,
+            "num_local_experts": (2, 4, 8),
+            "router_jitter_noise": (0.0, 0.01, 0.2, 1.0),
+            "sliding_window": (None, 5, 16),
+        },
+        _phimoe_rope,
+    ),
     "qwen2_moe": Zoo(
         {"qwen2_moe": "Qwen2MoeForCausalLM"},
         _RMS

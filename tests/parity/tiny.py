@@ -324,6 +324,23 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "phimoe": (
+        "PhimoeForCausalLM",
+        {
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "num_local_experts": 8,
+            "router_jitter_noise": 0.1,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0, 1.1, 1.2, 1.4, 1.7, 2.1, 2.6, 3.2],
+                "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 9.0],
+                "short_mscale": 1.2,
+                "long_mscale": 1.4,
+                "original_max_position_embeddings": 512,
+            },
+        },
+    ),
     "qwen2_moe": (
         "Qwen2MoeForCausalLM",
         _EXPERTS | {"shared_expert_intermediate_size": 56, "use_sliding_window": True},

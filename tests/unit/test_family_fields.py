@@ -22,6 +22,7 @@ NEUTRAL = """
     init_std initializer_range num_mtp_layers output_router_logits pretraining_tp
     residual_dropout router_aux_loss_coef use_cache
     router_aux_loss_coef use_cache
+    init_std initializer_range input_jitter_noise num_mtp_layers output_router_logits pretraining_tp
     router_aux_loss_coef use_cache n_ctx
     attention_softmax_in_fp32 scale_attention_softmax_in_fp32
     bos_token_id eod_token_id eos_token_id pad_token_id
@@ -59,6 +60,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("OPTConfig", {"word_embed_proj_dim": 24}),
     "phi": ("PhiConfig", ROPE),
     "seed_oss": ("SeedOssConfig", ROPE),
+    "phimoe": ("PhimoeConfig", ROPE),
 }
 """Of each family, transformers' configuration, and another value of fields whose type has none."""
 

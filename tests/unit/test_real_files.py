@@ -60,6 +60,7 @@ PUBLISHED = {
     "the first Llama conversions": ("LLaMAForCausalLM", "llama"),
     "microsoft/phi-2": ("PhiForCausalLM", "phi"),
     "microsoft/Phi-3-mini-4k-instruct": ("Phi3ForCausalLM", "phi3"),
+    "microsoft/Phi-3.5-MoE-instruct": ("PhimoeForCausalLM", "phimoe"),
     "mistralai/Mistral-7B-v0.1": ("MistralForCausalLM", "mistral"),
     "mistralai/Mixtral-8x7B-v0.1": ("MixtralForCausalLM", "mixtral"),
     "mosaicml/mpt-7b": ("MPTForCausalLM", "mpt"),

@@ -16,6 +16,7 @@ from enginebay.compose.composition import make_plan
 from enginebay.config import EngineConfig
 from enginebay.errors import CheckpointError
 from enginebay.weights import QuantizedArray, WeightFormat
+from enginebay_models import phimoe
 from enginebay_models.experts import ExpertsConfig
 from enginebay_models.source import CheckpointSource
 from tests.adapters import write_adapter
@@ -25,6 +26,9 @@ from tests.parity import tiny
 def build(name: str, **fields: Any) -> Any:
     config = tiny.CONFIGS[f"{name}-one"] | fields
     return tiny.family_of(name).build(config, dtype="float32")
+
+
+LONG: dict[str, Any] = tiny.CONFIGS["phimoe-one"]["rope_scaling"]
 
 
 def routed(
@@ -109,6 +113,20 @@ def test_experts_are_chosen_by_corrected_weights_and_weighted_without(
         ("lfm2_moe", {"layer_types": None}, "layer_types = null. Allowed: 2 of full_attention or"),
         ("lfm2_moe", {"num_dense_layers": -1}, "num_dense_layers = -1. Allowed: a whole number"),
         ("lfm2_moe", {"num_experts_per_tok": 9}, "num_experts_per_tok = 9. Allowed: 1 to 8"),
+        ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok = 3. Allowed: 2, or absent"),
+        ("phimoe", {"router_jitter_noise": -0.1}, "router_jitter_noise = -0.1. Allowed: a number"),
+        ("phimoe", {"router_jitter_noise": None}, "router_jitter_noise = null. Allowed: a number"),
+        (
+            "phimoe",
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_scaling.rope_type = 'linear'. Allowed: default, longrope",
+        ),
+        ("phimoe", {"rope_scaling": LONG | {"long_mscale": 0}}, "rope_scaling.long_mscale = 0"),
+        (
+            "phimoe",
+            {"rope_scaling": LONG, "rope_parameters": LONG | {"short_mscale": None}},
+            "no rope_parameters.short_mscale",
+        ),
     ],
 )
 def test_a_field_that_a_family_does_not_serve_is_named(
@@ -246,3 +264,45 @@ def test_layers_of_lfm2_have_experts_after_the_first_ones(plain: int, sparse: se
     ):
         found = {layer for layer in (0, 1) if f"model.layers.{layer}.feed_forward.{last}" in names}
         assert found == layers
+
+
+def mixed(scores: np.ndarray, margin: float) -> list[tuple[int, float]]:
+    """The two experts of one token and their weights in Phi-3.5-MoE, in float64."""
+    found, left = [], list(range(len(scores)))
+    for _ in range(2):
+        best = max(left, key=lambda i: scores[i])
+        near = [
+            i
+            for i in left
+            if scores[best] - scores[i] <= margin * max(abs(scores[i]), scores[best])
+        ]
+        found.append((best, 1 / np.exp(scores[near] - scores[best]).sum()))
+        left.remove(best)
+    return found
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.05, 0.6, 2.0])
+@pytest.mark.parametrize("shift", [-3.0, 0.0, 3.0])
+def test_two_experts_of_phimoe_are_chosen_one_after_the_other(margin: float, shift: float) -> None:
+    config = phimoe.SparseMixerConfig(8, 2, 16, False, frozenset(), margin=margin)
+    scores = np.random.default_rng(0).normal(shift, size=(400, 8)).astype(np.float32)
+    weights, ids = jax.jit(config.route)(scores)
+    wanted = [mixed(row.astype(np.float64), margin) for row in scores]
+    assert ids.tolist() == [[expert for expert, _ in row] for row in wanted]
+    np.testing.assert_allclose(weights, [[weight for _, weight in row] for row in wanted], 1e-5)
+    assert (np.asarray(weights)[:, 0] < 1).any() == (margin > 0)
+
+
+@pytest.mark.parametrize(
+    ("length", "scale", "factors"),
+    [(None, 1.2, "short_factor"), (512, 1.2, "short_factor"), (513, 1.4, "long_factor")],
+)
+@pytest.mark.parametrize("field", ["rope_parameters", "rope_scaling"])
+def test_the_scale_of_positions_of_phimoe_depends_on_the_length(
+    length: int | None, scale: float, factors: str, field: str
+) -> None:
+    config = tiny.CONFIGS["phimoe-one"] | {"rope_scaling": None, "max_position_embeddings": 2048}
+    info = phimoe.family.build(config | {field: LONG}, dtype="float32", max_model_len=length).info
+    assert (info.auto_max_model_len, info.max_model_len) == (512, 2048)
+    assert f"frequency_divisors={tuple(LONG[factors])}" in info.constants
+    assert f"attention_factor={scale}," in info.constants

@@ -48,6 +48,7 @@ _FAMILIES = {
     "opt": ("OPTForCausalLM",),
     "phi": ("PhiForCausalLM",),
     "phi3": ("Phi3ForCausalLM",),
+    "phimoe": ("PhimoeForCausalLM",),
     "qwen2": ("Qwen2ForCausalLM",),
     "qwen2_moe": ("Qwen2MoeForCausalLM",),
     "qwen3": ("Qwen3ForCausalLM",),
