@@ -67,6 +67,15 @@ _GPTJ: dict[str, tuple[Any, ...]] = {
     "layer_norm_epsilon": _EPS,
     "tie_word_embeddings": _BOOL,
 }
+_LATENT: dict[str, tuple[Any, ...]] = {
+    "kv_lora_rank": (16, 24),
+    "q_lora_rank": (None, 20),
+    "qk_rope_head_dim": (4, 8),
+    "qk_nope_head_dim": (8, 12),
+    "v_head_dim": (8, 20),
+    "rope_interleave": _BOOL,
+    "attention_bias": _BOOL,
+}
 _LAYER_NORM = _COMMON | {"layer_norm_eps": _EPS}
 
 
@@ -216,6 +225,12 @@ def _groups(rng: random.Random) -> dict[str, Any]:
     return {"n_group": groups, "topk_group": best, "num_experts_per_tok": each}
 
 
+def _plain_mlps(rng: random.Random) -> dict[str, Any]:
+    """Nothing, or the kind of MLP of each layer, and their number."""
+    kinds = [rng.choice(("dense", "sparse")) for _ in range(rng.choice((1, 2, 4)))]
+    return rng.choice([{}, {"mlp_layer_types": kinds, "num_hidden_layers": len(kinds)}])
+
+
 def _latent_rope(rng: random.Random) -> dict[str, Any]:
     """The default of num_key_value_heads is not that of heads, and is always given."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": CONTEXT // 4}
@@ -285,15 +300,7 @@ ZOOS: dict[str, Zoo] = {
         {"deepseek_v3": "DeepseekV3ForCausalLM"},
         {name: values for name, values in _RMS.items() if name != "num_key_value_heads"}
         | _ROUTED
-        | {
-            "kv_lora_rank": (16, 24),
-            "q_lora_rank": (None, 20),
-            "qk_rope_head_dim": (4, 8),
-            "qk_nope_head_dim": (8, 12),
-            "v_head_dim": (8, 20),
-            "rope_interleave": _BOOL,
-            "attention_bias": _BOOL,
-        },
+        | _LATENT,
         _both(_latent_rope, _groups),
     ),
     "ernie4_5": Zoo(
@@ -364,6 +371,13 @@ ZOOS: dict[str, Zoo] = {
         {"glm4_moe": "Glm4MoeForCausalLM"},
         _RMS | _ROUTED | {"head_dim": (8, 16), "attention_bias": _BOOL, "use_qk_norm": _BOOL},
         _both(_rope(partial=(0.5, 1.0)), _groups),
+    ),
+    "glm4_moe_lite": Zoo(
+        {"glm4_moe_lite": "Glm4MoeLiteForCausalLM"},
+        {name: values for name, values in _RMS.items() if name != "num_key_value_heads"}
+        | {name: values for name, values in _ROUTED.items() if name != "first_k_dense_replace"}
+        | _LATENT,
+        _both(_latent_rope, _groups, _plain_mlps),
     ),
     "gpt_bigcode": Zoo(
         {"gpt_bigcode": "GPTBigCodeForCausalLM"},
@@ -466,6 +480,17 @@ ZOOS: dict[str, Zoo] = {
         {"ministral": "MinistralForCausalLM"},
         _RMS | {"head_dim": (8, 16), "sliding_window": (5, 16)},
         _both(_rope(), _kinds),
+    ),
+    "minimax_m2": Zoo(
+        {"minimax_m2": "MiniMaxM2ForCausalLM"},
+        _RMS
+        | {
+            "head_dim": (8, 16),
+            "num_local_experts": (4, 8),
+            "num_experts_per_tok": (1, 2, 4),
+            "rotary_dim": (None, 4, 8),
+        },
+        _rope(),
     ),
     "mixtral": Zoo(
         {"mixtral": "MixtralForCausalLM"},
@@ -609,16 +634,3 @@ def draw(family: str, index: int) -> dict[str, Any]:
         if name in config:
             config[name] = config[name][: config["num_hidden_layers"]]
     return config
-
-
-_GPTJ: dict[str, tuple[Any, ...]] = {
-    "n_embd": (64,),
-    "n_head": (4, 8),
-    "n_layer": (1, 2, 4),
-    "n_inner": (None, 96),
-    "n_positions": (CONTEXT,),
-    "rotary_dim": (2, 4, 8),
-    "activation_function": _ACTIVATIONS,
-    "layer_norm_epsilon": _EPS,
-    "tie_word_embeddings": _BOOL,
-}

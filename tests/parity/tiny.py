@@ -238,6 +238,10 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         "Glm4MoeForCausalLM",
         _ROUTED | {"head_dim": 16, "use_qk_norm": True, "attention_bias": True},
     ),
+    "glm4_moe_lite": (
+        "Glm4MoeLiteForCausalLM",
+        _LATENT | _ROUTED | {"q_lora_rank": 28, "n_shared_experts": 1, "rope_interleave": False},
+    ),
     "gpt_bigcode": (
         "GPTBigCodeForCausalLM",
         {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 512},
@@ -296,6 +300,10 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral": (
         "MinistralForCausalLM",
         {"head_dim": 24, "sliding_window": 16, "layer_types": _KINDS},
+    ),
+    "minimax_m2": (
+        "MiniMaxM2ForCausalLM",
+        {"head_dim": 24, "rotary_dim": 12, "num_local_experts": 8, "num_experts_per_tok": 3},
     ),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 8, "sliding_window": 16}),
     "nemotron": ("NemotronForCausalLM", {"hidden_act": "relu2", "norm_eps": 1e-4}),

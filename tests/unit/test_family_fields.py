@@ -44,6 +44,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe": ("Glm4MoeConfig", ROPE),
     "gpt_bigcode": ("GPTBigCodeConfig", {"n_inner": 40}),
     "gpt_neo": ("GPTNeoConfig", {"attention_types": [[["local"], 2]], "intermediate_size": 40}),
+    "glm4_moe_lite": ("Glm4MoeLiteConfig", ROPE),
     "gpt_oss": (
         "GptOssConfig",
         {"layer_types": ["full_attention", "sliding_attention"], "max_position_embeddings": 262144}
@@ -57,6 +58,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo": ("OlmoConfig", ROPE),
     "lfm2_moe": ("Lfm2MoeConfig", {"layer_types": ["full_attention", "conv"]} | ROPE),
     "ministral": ("MinistralConfig", {"layer_types": ["sliding_attention"] * 2} | ROPE),
+    "minimax_m2": ("MiniMaxM2Config", ROPE),
     "opt": ("OPTConfig", {"word_embed_proj_dim": 24}),
     "phi": ("PhiConfig", ROPE),
     "seed_oss": ("SeedOssConfig", ROPE),
@@ -73,8 +75,14 @@ NEEDED: dict[tuple[str, str], dict[str, Any]] = {
 }
 """Other fields without which a field is not read."""
 
-UNREAD = {("deepseek_v3", "num_key_value_heads")}
-"""Fields that may have only one value in transformers, and that are not read here."""
+UNREAD = {
+    ("deepseek_v3", "num_key_value_heads"),
+    ("glm4_moe_lite", "num_key_value_heads"),
+    ("minimax_m2", "router_jitter_noise"),
+}
+"""Fields that may have only one value in transformers, or are of training, and that are not read
+here.
+"""
 
 SHARED = {field.name for field in dataclasses.fields(transformers.PreTrainedConfig)}
 

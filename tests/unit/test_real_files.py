@@ -61,6 +61,7 @@ PUBLISHED = {
     "microsoft/phi-2": ("PhiForCausalLM", "phi"),
     "microsoft/Phi-3-mini-4k-instruct": ("Phi3ForCausalLM", "phi3"),
     "microsoft/Phi-3.5-MoE-instruct": ("PhimoeForCausalLM", "phimoe"),
+    "MiniMaxAI/MiniMax-M2": ("MiniMaxM2ForCausalLM", "minimax_m2"),
     "mistralai/Mistral-7B-v0.1": ("MistralForCausalLM", "mistral"),
     "mistralai/Mixtral-8x7B-v0.1": ("MixtralForCausalLM", "mixtral"),
     "mosaicml/mpt-7b": ("MPTForCausalLM", "mpt"),
@@ -79,6 +80,7 @@ PUBLISHED = {
     "tiiuae/falcon-7b": ("FalconForCausalLM", "falcon"),
     "zai-org/GLM-4-9B-0414": ("Glm4ForCausalLM", "glm4"),
     "zai-org/GLM-4.5-Air": ("Glm4MoeForCausalLM", "glm4_moe"),
+    "zai-org/GLM-4.7-Flash": ("Glm4MoeLiteForCausalLM", "glm4_moe_lite"),
     "zai-org/glm-4-9b-chat-hf": ("GlmForCausalLM", "glm"),
 }
 """Checkpoint -> architectures and model_type of its config.json."""
