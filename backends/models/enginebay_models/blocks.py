@@ -42,6 +42,7 @@ class AttentionLayerConfig:
     `qk_norm_joint` one norm is over all heads; with `qk_norm_last` they are normed after they were
     rotated. With `clip`, queries, keys and values are clipped to it from both sides, before all
     else. RmsNorm describes `norm_offset`, QkvRows `qkv_rows`.
+    rotated. RmsNorm describes `norm_offset`, QkvRows `qkv_rows`, QueryScale `query_scale`.
     """
 
     hidden_size: int
@@ -57,6 +58,7 @@ class AttentionLayerConfig:
     clip: float | None = None
     norm_offset: float = 0.0
     qkv_rows: QkvRows = APART
+    query_scale: QueryScale | None = None
 
     @property
     def dtype(self) -> str:
@@ -272,6 +274,8 @@ class Attention(nnx.Module):
         if self.joint_q_norm is not None and self.joint_k_norm is not None:
             q, k = self.joint_q_norm(q), self.joint_k_norm(k[:, :, None])[:, :, 0]
         q = q.reshape(x.shape[0], spec.num_q_heads, spec.head_dim)
+        if self.config.query_scale is not None:
+            q = q * self.config.query_scale.at(batch.positions)[:, None, None].astype(q.dtype)
         inputs: NamedInputs = {LAYER: self.layer}
         if SLOPES in spec.inputs:
             inputs = {**inputs, SLOPES: jnp.asarray(slopes_of(spec.num_q_heads))}
@@ -569,3 +573,15 @@ class Decoder(nnx.Module):
 def value_of(param: nnx.Param | None) -> jax.Array | None:
     """Return the array of a weight, or None for a weight that the model does not have."""
     return None if param is None else param.get_value()
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryScale:
+    """A factor on queries that grows with their position p: 1 + beta * log(1 + p // context)."""
+
+    beta: float
+    context: float
+
+    def at(self, positions: jax.Array) -> jax.Array:
+        """Return the factors f32 [T] for positions int32 [T]."""
+        return 1 + self.beta * jnp.log1p(jnp.floor(positions / self.context))

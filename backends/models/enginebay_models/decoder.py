@@ -45,6 +45,7 @@ from enginebay_models.blocks import (
     LogitRule,
     Mlp,
     NoNorm,
+    QueryScale,
     Residual,
     RmsNorm,
     StreamNorm,
@@ -92,6 +93,7 @@ class Variant:
     out_bias: bool = False
     mlp_bias: bool = False
     qkv_rows: QkvRows = APART
+    query_scale: QueryScale | None = None
     qk_norm: bool = False
     qk_norm_joint: bool = False
     qk_norm_last: bool = False
@@ -194,6 +196,7 @@ def _attention(
         clip=variant.qkv_clip,
         norm_offset=variant.norm_offset,
         qkv_rows=variant.qkv_rows,
+        query_scale=variant.query_scale,
     )
 
 
