@@ -57,6 +57,7 @@ def tiny_config(family: ModelFamily) -> dict[str, Any]:
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 24,
         "n_routed_experts": 4,
+        "n_shared_experts": 2,
         "first_k_dense_replace": 1,
         "n_group": 2,
         "topk_group": 1,

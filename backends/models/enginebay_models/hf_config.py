@@ -172,7 +172,8 @@ def layer_windows(config: Mapping[str, Any], num_layers: int) -> tuple[int | Non
     if config.get("layer_types") is None:
         first = config.get("max_window_layers", 28)
         if not isinstance(first, int) or isinstance(first, bool) or first < 0:
-            raise bad_field("max_window_layers", first, "a whole number of layers")
+            is_null = "max_window_layers" in config
+            raise bad_field("max_window_layers", first, "a whole number of layers", is_null=is_null)
         return tuple(None if i < first else window for i in range(num_layers))
     kinds = check_layer_types(config, num_layers, (FULL, SLIDING))
     if window is None and SLIDING in kinds:
