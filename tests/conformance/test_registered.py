@@ -74,21 +74,21 @@ the dtype of computation changes little of them.
 STORAGES = ("int8", "uint4", "fp8")
 
 RARE_FAMILIES = (
-    *("apertus", "arcee", "bloom", "codegen", "cohere", "cohere2", "deepseek_v3", "ernie4_5"),
-    *("ernie4_5_moe", "exaone4", "falcon", "gemma", "gemma2", "glm4", "glm4_moe", "glm4_moe_lite"),
-    *("gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe"),
+    *("apertus", "arcee", "bloom", "codegen", "cohere", "cohere2", "deepseek_v3", "dots1"),
+    *("ernie4_5", "ernie4_5_moe", "exaone4", "falcon", "gemma", "gemma2", "glm4", "glm4_moe"),
+    *("glm4_moe_lite", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite"),
     *(
+        "granitemoe",
         "granitemoeshared",
         "helium",
         "hunyuan_v1_dense",
         "lfm2_moe",
         "minimax_m2",
         "ministral",
-        "mixtral",
-        "mpt",
+        "ministral3",
     ),
-    *("nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt", "phi", "phi3"),
-    *("phimoe", "qwen2_moe", "seed_oss", "smollm3", "stablelm", "starcoder2"),
+    *("mixtral", "mpt", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt"),
+    *("phi", "phi3", "phimoe", "qwen2_moe", "seed_oss", "smollm3", "stablelm", "starcoder2"),
 )
 """Families of which `make test` holds the logits of one checkpoint, in tests/parity, alone."""
 

@@ -208,6 +208,10 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         "DeepseekV3ForCausalLM",
         _LATENT | _ROUTED | {"q_lora_rank": 28, "n_shared_experts": 1, "attention_bias": True},
     ),
+    "dots1": (
+        "Dots1ForCausalLM",
+        _ROUTED | {"n_shared_experts": 2, "sliding_window": 16, "max_window_layers": 1},
+    ),
     "ernie4_5": ("Ernie4_5ForCausalLM", {"use_bias": True, "head_dim": 24}),
     "ernie4_5_moe": (
         "Ernie4_5_MoeForCausalLM",
@@ -304,6 +308,13 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax_m2": (
         "MiniMaxM2ForCausalLM",
         {"head_dim": 24, "rotary_dim": 12, "num_local_experts": 8, "num_experts_per_tok": 3},
+    ),
+    "ministral3": (
+        "Ministral3ForCausalLM",
+        {
+            "head_dim": 24,
+            "rope_parameters": _YARN | {"rope_theta": 1e4, "llama_4_scaling_beta": 0.5},
+        },
     ),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 8, "sliding_window": 16}),
     "nemotron": ("NemotronForCausalLM", {"hidden_act": "relu2", "norm_eps": 1e-4}),

@@ -14,6 +14,7 @@ from enginebay.errors import CheckpointError
 from enginebay_lora.layers import AdaptedEmbedding, AdaptedLayer, adapted_layers
 from enginebay_models import tensors
 from enginebay_models.apertus import xielu
+from enginebay_models.blocks import QueryScale
 from enginebay_models.tensors import QkvRows
 from tests.adapters import TARGETS
 from tests.unit.test_models_families import CONFIG
@@ -21,6 +22,14 @@ from tests.unit.test_models_families import CONFIG
 SHAPE = (4, 2, 6)
 """KV heads, queries of each, head size; the checkpoint has half as many KV heads."""
 NAMES = ("q", "k", "v")
+
+
+GROWING = {
+    "rope_type": "default",
+    "llama_4_scaling_beta": 0.5,
+    "original_max_position_embeddings": 100,
+}
+"""A rule of Ministral 3."""
 
 
 def build(name: str, **fields: Any) -> Any:
@@ -197,6 +206,27 @@ def test_gate_and_up_of_one_tensor_are_split_as_devices_split_them() -> None:
             {"sliding_window": 0},
             "sliding_window = 0. Allowed: a positive whole number",
         ),
+        (
+            "ministral3",
+            {"rope_scaling": {"rope_type": "default"}},
+            "no rope_scaling.llama_4_scaling",
+        ),
+        (
+            "ministral3",
+            {"rope_parameters": GROWING | {"llama_4_scaling_beta": -1}},
+            "rope_parameters.llama_4_scaling_beta = -1. Allowed: a number of at least 0",
+        ),
+        (
+            "ministral3",
+            {"rope_parameters": GROWING | {"original_max_position_embeddings": 0}},
+            "rope_parameters.original_max_position_embeddings = 0. Allowed: a positive number",
+        ),
+        (
+            "ministral3",
+            {"rope_parameters": GROWING, "rope_scaling": GROWING | {"llama_4_scaling_beta": 1}},
+            "rope_scaling.llama_4_scaling_beta = 1. Allowed: that of rope_parameters",
+        ),
+        ("ministral3", {"head_dim": None}, "head_dim = null. Allowed: a positive whole number"),
         ("olmo3", {"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters = "),
         ("opt", {"activation_function": "tanh"}, "activation_function = 'tanh'. Allowed: gelu"),
         ("opt", {"layer_norm_elementwise_affine": False}, "elementwise_affine = False. Allowed"),
@@ -473,3 +503,17 @@ def test_queries_of_gpt_bigcode_share_one_key_or_each_has_its_own(
     assert source.shapes == (tensor.shape,)
     found = source.build([tensor], (slice(None),))
     np.testing.assert_array_equal(found, tensor.reshape(heads, -1, 4))
+
+
+def test_queries_of_ministral3_grow_with_their_position() -> None:
+    positions = np.array([0, 99, 100, 250, 10**6], np.int32)
+    expected = [1, 1, 1 + 0.5 * np.log(2), 1 + 0.5 * np.log(3), 1 + 0.5 * np.log(10001)]
+    np.testing.assert_allclose(QueryScale(0.5, 100.0).at(positions), expected, rtol=1e-6)
+    outside = {key: one for key, one in GROWING.items() if not key.startswith("original")}
+    for fields in (
+        {"rope_parameters": GROWING},
+        {"rope_scaling": outside, "original_max_position_embeddings": 100},
+    ):
+        constants = build("ministral3", **fields).info.constants
+        assert "query_scale=QueryScale(beta=0.5, context=100.0)" in constants
+    assert "QueryScale(beta=0.1, context=16384.0)" in build("ministral3").info.constants

@@ -38,6 +38,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("BloomConfig", {}),
     "codegen": ("CodeGenConfig", {"n_inner": 40}),
     "deepseek_v3": ("DeepseekV3Config", ROPE),
+    "dots1": ("Dots1Config", {"layer_types": ["sliding_attention"] * 2} | ROPE),
     "ernie4_5_moe": ("Ernie4_5_MoeConfig", {"moe_layer_end_index": 0} | ROPE),
     "exaone4": ("Exaone4Config", {"layer_types": ["full_attention", "sliding_attention"]} | ROPE),
     "falcon": ("FalconConfig", {"ffn_hidden_size": 40, "num_ln_in_parallel_attn": 1} | ROPE),
@@ -59,6 +60,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2_moe": ("Lfm2MoeConfig", {"layer_types": ["full_attention", "conv"]} | ROPE),
     "ministral": ("MinistralConfig", {"layer_types": ["sliding_attention"] * 2} | ROPE),
     "minimax_m2": ("MiniMaxM2Config", ROPE),
+    "ministral3": (
+        "Ministral3Config",
+        {
+            "rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.3}
+            | {"original_max_position_embeddings": 64}
+        },
+    ),
     "opt": ("OPTConfig", {"word_embed_proj_dim": 24}),
     "phi": ("PhiConfig", ROPE),
     "seed_oss": ("SeedOssConfig", ROPE),

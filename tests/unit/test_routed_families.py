@@ -90,6 +90,15 @@ def test_experts_are_chosen_by_corrected_weights_and_weighted_without(
     [
         ("deepseek_v3", {"topk_method": "greedy"}, "topk_method = 'greedy'. Allowed: noaux_tc"),
         ("deepseek_v3", {"topk_group": 5}, "topk_group = 5. Allowed: 1 to 4"),
+        ("dots1", {"n_shared_experts": None}, "n_shared_experts = null. Allowed: a positive"),
+        ("dots1", {"num_experts_per_tok": None}, "num_experts_per_tok = null. Allowed: a positive"),
+        ("dots1", {"num_local_experts": 4}, "num_local_experts = 4. Allowed: n_routed_experts"),
+        ("dots1", {"max_window_layers": None}, "max_window_layers = null. Allowed: a whole number"),
+        (
+            "dots1",
+            {"sliding_window": None, "layer_types": ["sliding_attention"] * 2},
+            "layer_types = ",
+        ),
         ("ernie4_5_moe", {"moe_k": 9}, "moe_k = 9. Allowed: 1 to 8"),
         ("ernie4_5_moe", {"num_experts": 4}, "num_experts = 4. Allowed: moe_num_experts, which"),
         ("ernie4_5_moe", {"moe_layer_start_index": -1}, "moe_layer_start_index = -1. Allowed: a"),
@@ -315,3 +324,18 @@ def test_the_scale_of_positions_of_phimoe_depends_on_the_length(
     assert (info.auto_max_model_len, info.max_model_len) == (512, 2048)
     assert f"frequency_divisors={tuple(LONG[factors])}" in info.constants
     assert f"attention_factor={scale}," in info.constants
+
+
+@pytest.mark.parametrize(
+    ("fields", "windows"),
+    [
+        ({}, [(None, 1), (16, 1)]),
+        ({"sliding_window": None}, [(None, 2)]),
+        ({"max_window_layers": 62}, [(None, 2)]),
+        ({"layer_types": ["sliding_attention"] * 2}, [(16, 2)]),
+        ({"use_sliding_window": False}, [(None, 1), (16, 1)]),
+    ],
+)
+def test_windows_of_dots1_need_no_switch(fields: dict[str, Any], windows: list[Any]) -> None:
+    info = build("dots1", **fields).info
+    assert [(one.window, one.num_layers) for one in info.groups] == windows
