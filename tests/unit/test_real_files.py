@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from enginebay.compose.composition import find_family, make_plan
 from enginebay.config import EngineConfig
@@ -109,6 +110,26 @@ def test_every_row_of_the_docs_has_a_published_file() -> None:
         if part.endswith(("CausalLM", "Generation", "LMHeadModel"))
     }
     assert named == {architecture for architecture, _ in PUBLISHED.values()}
+
+
+def test_most_of_the_architectures_in_use_are_served_and_the_docs_say_which() -> None:
+    text = (Path(__file__).parents[2] / "docs/supported.md").read_text()
+    listed = text.partition("are not bold are served:")[2].partition(".")[0]
+    names = [name.strip() for name in listed.split(",")]
+    mapped = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    ready = load_registry().ready("model")
+    known = {one for entry in ready for one in entry.capability("architectures")}
+    refused = set[str]()
+    for name in names:
+        plain = name.strip("*")
+        whole = {plain, f"{plain}ForCausalLM"} & (mapped | known)
+        assert len(whole) == 1, f"transformers maps no {plain}"
+        if name != plain:
+            refused |= whole
+        assert bool(whole & known) == (name == plain), f"{plain} is told wrongly"
+    assert len(set(names)) == 60
+    assert len(names) - len(refused) >= 45
+    assert f"The {len(names) - len(refused)} that are not bold are served" in text
 
 
 GEMMA_4B: dict[str, Any] = {
