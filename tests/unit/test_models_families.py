@@ -351,7 +351,7 @@ def test_a_field_that_cannot_be_served_is_named(fields: dict[str, Any], message:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"max_window_layers": None}, "no max_window_layers"),
+        ({"max_window_layers": None}, "max_window_layers = null"),
         ({"max_window_layers": "3"}, "max_window_layers = '3'"),
         ({"layer_types": 4}, "layer_types = 4"),
         ({"layer_types": "full"}, "layer_types = 'full'"),

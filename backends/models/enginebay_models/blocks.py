@@ -34,6 +34,18 @@ Batches = Mapping[str, AttnBatch]
 
 
 @dataclasses.dataclass(frozen=True)
+class QueryScale:
+    """A factor on queries that grows with their position p: 1 + beta * log(1 + p // context)."""
+
+    beta: float
+    context: float
+
+    def at(self, positions: jax.Array) -> jax.Array:
+        """Return the factors f32 [T] for positions int32 [T]."""
+        return 1 + self.beta * jnp.log1p(jnp.floor(positions / self.context))
+
+
+@dataclasses.dataclass(frozen=True)
 class AttentionLayerConfig:
     """One kind of attention layer, with its cache group.
 
@@ -41,8 +53,7 @@ class AttentionLayerConfig:
     has no rotary positions. With `qk_norm_eps` None, queries and keys are not normed; with
     `qk_norm_joint` one norm is over all heads; with `qk_norm_last` they are normed after they were
     rotated. With `clip`, queries, keys and values are clipped to it from both sides, before all
-    else. RmsNorm describes `norm_offset`, QkvRows `qkv_rows`.
-    rotated. RmsNorm describes `norm_offset`, QkvRows `qkv_rows`, QueryScale `query_scale`.
+    else. RmsNorm describes `norm_offset`, QkvRows `qkv_rows`, QueryScale `query_scale`.
     """
 
     hidden_size: int
@@ -573,15 +584,3 @@ class Decoder(nnx.Module):
 def value_of(param: nnx.Param | None) -> jax.Array | None:
     """Return the array of a weight, or None for a weight that the model does not have."""
     return None if param is None else param.get_value()
-
-
-@dataclasses.dataclass(frozen=True)
-class QueryScale:
-    """A factor on queries that grows with their position p: 1 + beta * log(1 + p // context)."""
-
-    beta: float
-    context: float
-
-    def at(self, positions: jax.Array) -> jax.Array:
-        """Return the factors f32 [T] for positions int32 [T]."""
-        return 1 + self.beta * jnp.log1p(jnp.floor(positions / self.context))
