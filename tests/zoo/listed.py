@@ -35,7 +35,8 @@ OTHERWISE: Mapping[tuple[str, str], str] = {
     ("attention", "split_attention"): "attention",
     ("attention", "attentions"): """
         every exact thirds strides powers_of_two backwards blocks_of_24 narrow narrow_sums chain
-        tree vectors heads_of_64 pages_of_16 decode_alone prefill_alone no_write one_head_each short
+        tree vectors heads_of_64 pages_of_16 decode_alone decode_thirds decode_backwards
+        prefill_alone no_write one_head_each short
     """,
     ("linear", "linears"): """
         upcast in_narrow split_in_three strided reversed_order seven_outputs row_by_row transposed

@@ -198,6 +198,20 @@ decode_alone = Attention(
     dataclasses.replace(caps(EVERY, modes=DECODE, kv_dtypes=FLOATS | STORED), compact_decode=True),
     whole_pages,
 )
+decode_thirds = Attention(
+    "decode_thirds",
+    dataclasses.replace(caps(EVERY, modes=DECODE), compact_decode=True),
+    whole_pages,
+    functools.partial(softmaxes.splits, count=3),
+)
+decode_backwards = Attention(
+    "decode_backwards",
+    caps(EVERY, modes=DECODE),
+    whole_pages,
+    *of(functools.partial(softmaxes.online, backwards=True), 32),
+    base2=True,
+    scale_first=True,
+)
 prefill_alone = Attention(
     "prefill_alone", caps(USUAL - {"kv_share"}, modes=PREFILL), own_keys, product="by head"
 )
