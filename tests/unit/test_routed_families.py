@@ -272,8 +272,9 @@ def test_shared_experts_of_granite_are_one_mlp_with_names_of_its_own_or_none() -
 
 @pytest.mark.parametrize(("plain", "sparse"), [(0, {0, 1}), (1, {1}), (2, set()), (9, set())])
 def test_layers_of_lfm2_have_experts_after_the_first_ones(plain: int, sparse: set[int]) -> None:
-    sources = build("lfm2_moe", num_dense_layers=plain).tensor_sources()
-    names = {name for source in sources.values() for name in source.names}
+    model = build("lfm2_moe", num_dense_layers=plain)
+    assert "added_to_sum=1e-06" in model.info.constants
+    names = {name for source in model.tensor_sources().values() for name in source.names}
     for last, layers in (
         ("w1.weight", {0, 1} - sparse),
         ("gate.weight", sparse),

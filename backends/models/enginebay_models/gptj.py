@@ -43,9 +43,6 @@ class GptJFamily(ModelFamily):
     name = "gptj"
     architectures = ("GPTJForCausalLM",)
 
-    place: Literal["apart", "blocks"] = "apart"
-    """QkvRows.place of its checkpoints."""
-
     def build(
         self,
         config: Mapping[str, Any],
@@ -54,43 +51,61 @@ class GptJFamily(ModelFamily):
         num_shards: int = 1,
         max_model_len: int | None = None,
     ) -> Model:
-        config = with_own_names(config, USUAL)
-        hidden = positive(config, "n_embd", 4096)
-        inner = 4 * hidden if config.get("n_inner") is None else positive(config, "n_inner")
-        shared = with_equal_heads(
-            {
-                "vocab_size": positive(config, "vocab_size", 50400),
-                "hidden_size": hidden,
-                "intermediate_size": inner,
-                "num_hidden_layers": config.get("n_layer", 28),
-                "num_attention_heads": config.get("n_head", 16),
-                "max_position_embeddings": positive(config, "n_positions", 2048),
-                "layer_norm_epsilon": number(config, "layer_norm_epsilon", 1e-5),
-                "hidden_act": activation(config, "activation_function", "gelu_new"),
-                "tie_word_embeddings": flag(config, "tie_word_embeddings", default=False),
-            }
+        return build_gptj(
+            self.name,
+            config,
+            "apart",
+            dtype=dtype,
+            num_shards=num_shards,
+            max_model_len=max_model_len,
         )
-        decoder = read_decoder(
-            shared, max_model_len=max_model_len, eps=("layer_norm_epsilon", 1e-5)
-        )
-        rotary_dim = positive(config, "rotary_dim", 64)
-        if rotary_dim % 2 or rotary_dim > decoder.head_dim:
-            allowed = f"an even number of at most {decoder.head_dim}, the features of a head"
-            raise bad_field("rotary_dim", rotary_dim, allowed)
-        decoder = dataclasses.replace(decoder, rope=RopeSpec(_THETA, rotary_dim))
-        variant = Variant(
-            windows=(None,) * decoder.num_layers,
-            mlp_bias=True,
-            qkv_rows=QkvRows(self.place, rotary_dim),
-            mlp_norm=False,
-            layer_norms=True,
-            norm_bias=True,
-            residual=Residual(parallel=True),
-            logits=LogitRule(bias=True),
-            mlp=plain_mlp,
-            names=_NAMES,
-        )
-        return build_decoder(self.name, decoder, variant, dtype=dtype, num_shards=num_shards)
+
+
+def build_gptj(
+    family: str,
+    config: Mapping[str, Any],
+    place: Literal["apart", "blocks"],
+    *,
+    dtype: str,
+    num_shards: int,
+    max_model_len: int | None,
+) -> Model:
+    """Return the model of a family, as ModelFamily.build does; `place` is that of QkvRows."""
+    config = with_own_names(config, USUAL)
+    hidden = positive(config, "n_embd", 4096)
+    inner = 4 * hidden if config.get("n_inner") is None else positive(config, "n_inner")
+    shared = with_equal_heads(
+        {
+            "vocab_size": positive(config, "vocab_size", 50400),
+            "hidden_size": hidden,
+            "intermediate_size": inner,
+            "num_hidden_layers": config.get("n_layer", 28),
+            "num_attention_heads": config.get("n_head", 16),
+            "max_position_embeddings": positive(config, "n_positions", 2048),
+            "layer_norm_epsilon": number(config, "layer_norm_epsilon", 1e-5),
+            "hidden_act": activation(config, "activation_function", "gelu_new"),
+            "tie_word_embeddings": flag(config, "tie_word_embeddings", default=False),
+        }
+    )
+    decoder = read_decoder(shared, max_model_len=max_model_len, eps=("layer_norm_epsilon", 1e-5))
+    rotary_dim = positive(config, "rotary_dim", 64)
+    if rotary_dim % 2 or rotary_dim > decoder.head_dim:
+        allowed = f"an even number of at most {decoder.head_dim}, the features of a head"
+        raise bad_field("rotary_dim", rotary_dim, allowed)
+    decoder = dataclasses.replace(decoder, rope=RopeSpec(_THETA, rotary_dim))
+    variant = Variant(
+        windows=(None,) * decoder.num_layers,
+        mlp_bias=True,
+        qkv_rows=QkvRows(place, rotary_dim),
+        mlp_norm=False,
+        layer_norms=True,
+        norm_bias=True,
+        residual=Residual(parallel=True),
+        logits=LogitRule(bias=True),
+        mlp=plain_mlp,
+        names=_NAMES,
+    )
+    return build_decoder(family, decoder, variant, dtype=dtype, num_shards=num_shards)
 
 
 family = GptJFamily()
