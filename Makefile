@@ -17,6 +17,8 @@ PARITY_PYTHON ?= 3.11
 TORCH ?= torch==2.13.0
 AUTOGPTQ := auto-gptq==0.7.1
 
+# The oldest versions that the pins allow, on the oldest Python.
+OLDEST_VENV := .venv-oldest
 # The newest releases of what the project stands on, whatever its pins say.
 NEWEST_VENV := .venv-newest
 NEWEST := jax flax transformers numpy pytest
@@ -98,12 +100,14 @@ test-slow: env-test ## the slow tests
 	@$(AS_SHIPPED) $(PYTEST) -n $(N) --dist loadgroup -m "slow and not server" $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: no test is marked so
 
 .PHONY: test-oldest
-test-oldest: env-parity ## every conformance check on the oldest Python and jax
-	@$(PARITY_VENV)/bin/python -m pytest -n $(N) --dist loadgroup -m "not torch and not matrix" tests/conformance $(PYTEST_ARGS)
+test-oldest: env-oldest ## the tests of `make test` on the oldest Python with the oldest supported version of every dependency
+	@$(OLDEST_VENV)/bin/python -m pytest -n $(N) --dist loadgroup -m "$(QUICK)" $(PYTEST_ARGS)
+.PHONY: test-versions
+test-versions: test-oldest test-newest ## both ends of what is supported
 
 .PHONY: test-newest
 test-newest: env-newest ## the tests of `make test` with the newest jax, flax, transformers, numpy and pytest, whatever the pins say
-	@$(NEWEST_VENV)/bin/python -m pytest -n $(N) -m "$(QUICK)" $(PYTEST_ARGS)
+	@$(NEWEST_VENV)/bin/python -m pytest -n $(N) --dist loadgroup -m "$(QUICK)" $(PYTEST_ARGS)
 
 .PHONY: newest-versions
 newest-versions: env-newest
@@ -244,7 +248,7 @@ release: env-test ## dist/: the sdist and both wheels of this version, checked a
 	@rm -rf dist
 	@$(BIN)/python tools/release.py dist
 
-.PHONY: env env-test env-serve env-clients env-llama-cpp env-browser env-dev env-parity env-kernels env-eval env-docs env-cluster env-newest
+.PHONY: env env-test env-serve env-clients env-llama-cpp env-browser env-dev env-parity env-kernels env-eval env-docs env-cluster env-oldest env-newest
 env:
 	@$(SETUP)
 env-test:
@@ -274,6 +278,10 @@ env-cluster:
 	@tools/setup_env.sh --venv $(CLUSTER_VENV) cluster,serve-test,test
 env-eval:
 	@tools/setup_env.sh --venv $(EVAL_VENV) eval,test
+env-oldest:
+	@$$(tools/setup_env.sh --python $(PARITY_PYTHON) --find) -m venv $(OLDEST_VENV)
+	@$(OLDEST_VENV)/bin/python -m pip install -qq --disable-pip-version-check uv
+	@$(OLDEST_VENV)/bin/python -m uv pip install -q --python $(OLDEST_VENV)/bin/python --resolution lowest-direct -e ".[serve,serve-test,test]"
 env-newest:
 	@tools/setup_env.sh --venv $(NEWEST_VENV) test
 	@$(NEWEST_VENV)/bin/python -m pip install -qq --disable-pip-version-check --upgrade $(NEWEST)

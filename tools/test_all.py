@@ -47,7 +47,11 @@ class Part:
 PARTS = (
     Part("slow", ("test-slow",), "tests marked `slow`, compiled as for users"),
     Part("busy", ("test-busy",), "`make test` and `make test-long` beside four busy processes"),
-    Part("oldest", ("test-oldest",), "every conformance check on Python 3.11 and the oldest jax"),
+    Part(
+        "oldest",
+        ("test-oldest",),
+        "`make test` on Python 3.11 with the oldest dependencies",
+    ),
     Part(
         "newest",
         ("newest-versions", "test-newest"),
