@@ -40,6 +40,7 @@ from enginebay_testing.workers import WORKER_ENVIRONMENT
 
 SPEC = AttnSpec(4, 2, 16)
 DTYPE, PAGE_SIZE = "float32", 16
+MAX_SEED = 2**32 - 1
 LIMIT_S = 180.0
 """Max seconds of a trial in a process of its own, and of a call outside of a check."""
 
@@ -48,7 +49,7 @@ BARE = Path(__file__).with_name("bare_call.py")
 
 def drawn_seed() -> int:
     """Return a random seed, which a kernel cannot know before the run."""
-    return secrets.randbelow(2**32)
+    return secrets.randbelow(MAX_SEED + 1)
 
 
 @dataclasses.dataclass(frozen=True)

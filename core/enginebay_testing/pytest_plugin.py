@@ -4,10 +4,11 @@
     kernel:attention:xla
 
 A part is KIND:NAME, kernel:OP:NAME, kernel:OP:MODULE:ATTRIBUTE, executor:MODULE:ATTRIBUTE or a bare
-name. KIND or kernel:OP selects all parts of this
-kind, and `all` selects every registered part. Without a path on the command line only these checks
-run, otherwise pytest runs the tests found there too. `--enginebay-level` chooses how kernels are
-checked. `enginebay check` runs the same cases in separate processes.
+name. KIND or kernel:OP selects all parts of this kind, and `all` selects every registered part.
+Without a path on the command line only these checks run, otherwise pytest runs the tests found
+there too. `--enginebay-level` chooses how kernels are checked. The second set of inputs and the
+trial of a kernel have a secret seed, which the header tells and `--enginebay-seed` repeats.
+`enginebay check` runs the same cases in separate processes.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from enginebay.errors import EnginebayError
 
 OPTION = "--enginebay-check"
 LEVEL = "--enginebay-level"
+SEED = "--enginebay-seed"
+_SEED = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add --enginebay-check and --enginebay-level."""
+    """Add --enginebay-check, --enginebay-level and --enginebay-seed."""
     group = parser.getgroup("enginebay", "conformance suites of enginebay")
     group.addoption(
         OPTION,
@@ -44,15 +47,40 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how kernels are checked: run on the device, interpreted, "
         "or compiled for other devices",
     )
+    group.addoption(
+        SEED,
+        dest="enginebay_seed",
+        type=int,
+        metavar="N",
+        help="seed of the second set of inputs and of the trial of kernels (default: a secret one)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Collect no files when parts are named and paths are not."""
-    if (
-        config.getoption("enginebay_check")
-        and config.args_source is not pytest.Config.ArgsSource.ARGS
-    ):
+    """Collect no files when parts are named and paths are not; choose the seed."""
+    if not config.getoption("enginebay_check"):
+        return
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = []
+    from enginebay_testing.kernel_trial import MAX_SEED, drawn_seed
+
+    given = config.getoption("enginebay_seed")
+    if given is not None and not 0 <= given <= MAX_SEED:
+        raise pytest.UsageError(f"{SEED} {given}. Allowed: 0 to {MAX_SEED}.")
+    of_all = getattr(config, "workerinput", {}).get(SEED, given)  # in processes of pytest-xdist
+    config.stash[_SEED] = drawn_seed() if of_all is None else of_all
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give the seed to a process of pytest-xdist."""
+    if _SEED in node.config.stash:
+        node.workerinput[SEED] = node.config.stash[_SEED]
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Tell the seed."""
+    return [f"enginebay: {SEED} {config.stash[_SEED]}"] if _SEED in config.stash else []
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -68,8 +96,9 @@ def pytest_collection_modifyitems(
         return
     from enginebay.plugins.registry import load_registry
     from enginebay_testing.cases import part_cases, select_parts, with_path
-    from enginebay_testing.suites import label
+    from enginebay_testing.suites import Choices, label
 
+    choices = Choices(seed=config.stash[_SEED])
     try:
         registry = functools.reduce(with_path, selectors, load_registry())
         entries = {
@@ -87,7 +116,7 @@ def pytest_collection_modifyitems(
                 name=f"{case.name}@{case.target}" if level == "compile" else case.name,
                 check=case.run,
             )
-            for case in part_cases(registry, entry, level)
+            for case in part_cases(registry, entry, level, choices)
         ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from typing import Any
@@ -161,3 +162,20 @@ def test_a_kernel_may_be_made_of_the_reference_of_its_own_package() -> None:
         with trial._watched({"reference": reference}, kernel) as answered:
             kernel(1)
         assert answered == named
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("processes", ["0", "2"])
+def test_the_pytest_plugin_names_a_cheat_and_tells_the_seed(processes: str) -> None:
+    part = "kernel:rms_norm:tests.zoo.cheats.results:last_call"
+    options = ("-p", "enginebay_testing", "-p", "no:cacheprovider", "-n", processes, "-k", "trial")
+    command = [sys.executable, "-m", "pytest", *options, "--enginebay-check", part]
+    seed = ("--enginebay-seed", "7")
+    done = subprocess.run([*command, *seed], capture_output=True, text=True, check=False)
+    assert "enginebay: --enginebay-seed 7" in done.stdout
+    assert f"CheatError: {trial.EARLIER}" in done.stdout
+    assert "1 failed" in done.stdout
+    done = subprocess.run(
+        [*command, "--enginebay-seed", "-1"], capture_output=True, text=True, check=False
+    )
+    assert "--enginebay-seed -1. Allowed: 0 to 4294967295." in done.stderr
