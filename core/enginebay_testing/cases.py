@@ -109,14 +109,15 @@ def part_cases(
     entry: Entry,
     level: Level | None = None,
     choices: Choices | None = None,
-    before: ProcessState | None = None,
+    before: Callable[[], ProcessState] | None = None,
 ) -> list[Case]:
     """Return the cases of a part at a level; None means every level that this machine can run.
 
     Without a platform in `choices`, cases run on the platform that `suites.platform_of` chooses. A
     kernel that serves this platform is run; any other kernel is interpreted and compiled if it
-    declares how. A part without cases at a level gets one case that gives the reason. `before`: the
-    state of the process before the part was imported, for the trial of a kernel; None: now.
+    declares how. A part without cases at a level gets one case that gives the reason. `before`
+    returns the state of the process before the part was imported, for the trial of a kernel; None:
+    the state when the trial begins.
     """
     if entry.state != "ready":
         broken = functools.partial(_refuse, entry.reason, broken=entry.state == "broken")
@@ -153,7 +154,7 @@ def _loaded(registry: Registry, entry: Entry, contract: type) -> bool:
 
 
 def _run_cases(
-    registry: Registry, entry: Entry, choices: Choices, before: ProcessState | None
+    registry: Registry, entry: Entry, choices: Choices, before: Callable[[], ProcessState] | None
 ) -> Iterator[Case]:
     platform = suites.platform_of(registry, entry, choices.platform)
     target = platform.name

@@ -72,16 +72,17 @@ def registered_trial(
     seed: int,
     *,
     outside: bool,
-    before: ProcessState | None = None,
+    before: Callable[[], ProcessState] | None = None,
 ) -> Callable[[], None]:
     """Return a function that tries a kernel on one of the op's quick cases, which the seed chooses,
     and raises as `Trial.run` does. `outside`: also compare with a call in a process that checks
-    nothing. `before`: the state of the process before the kernel was imported.
+    nothing. `before` returns the state of the process before the kernel was imported; None: the
+    state when the trial begins.
     """
 
     def run() -> None:
         trial, number, layout = quick_trial(registry, entry, env, seed)
-        trial.run(before)
+        trial.run(None if before is None else before())
         if outside:
             name = next(n for n in registry.names("layout") if _layout(registry, n) is layout)
             _compare_outside(trial, entry, env, name, number)
@@ -204,7 +205,9 @@ def tried_here(request: KernelRequest) -> Outcome:
         platform = find_platform(registry, EngineConfig(platform=request.platform))
         entry = registry.find("kernel", request.kernel, request.op)
         env = platform.env()
-        trial = registered_trial(registry, entry, env, request.seed, outside=True, before=before)
+        trial = registered_trial(
+            registry, entry, env, request.seed, outside=True, before=lambda: before
+        )
         suites.run_on(platform, trial)
 
     return judge(run)

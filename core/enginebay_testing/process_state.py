@@ -74,8 +74,37 @@ class ProcessState:
             elif place.put_back is not None:
                 place.put_back()
 
+    def undoing(self, earlier: ProcessState, later: ProcessState) -> ProcessState:
+        """Return this state, but with what changed between two others as it was in the earlier."""
+        places = dict(self.places)
+        for change in {**earlier.places, **later.places}:
+            old, new = earlier.places.get(change), later.places.get(change)
+            if old is None and change.startswith(_VARIABLE):
+                places.pop(change, None)
+            elif old is not None and not _is_same(old.token, new.token if new else _MISSING):
+                places[change] = old
+        return ProcessState(places)
+
+
+class ImportStates:
+    """What imports changed in a process that also checks other parts: pairs of states, before and
+    after each import.
+    """
+
+    def __init__(self, *pairs: tuple[ProcessState, ProcessState]) -> None:
+        self.pairs = list(pairs)
+
+    def before(self) -> ProcessState:
+        """Return the present state without what the imports changed."""
+        state = ProcessState.now()
+        for earlier, later in reversed(self.pairs):
+            state = state.undoing(earlier, later)
+        return state
+
 
 _VARIABLE = "changes the environment variable "
+_OF_JAX = ("MOSAIC_GPU_CUDA_ROOT",)
+"""Variables that an import of JAX's own modules sets."""
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -98,6 +127,8 @@ def _config() -> Iterator[_Place]:
 
 def _environment() -> Iterator[_Place]:
     for name, value in dict(os.environ).items():
+        if name in _OF_JAX:
+            continue
 
         def put_back(name: str = name, value: str = value) -> None:
             os.environ[name] = value

@@ -28,8 +28,9 @@ class CaseRunner:
         from enginebay_testing import trial  # noqa: F401  # what it uses is part of the state
         from enginebay_testing.process_state import ProcessState
 
-        self._before = ProcessState.now()
+        before = ProcessState.now()
         self._registry = load_registry()
+        self._loading = before, ProcessState.now()
         self._cases: dict[tuple[str, str, str | None, Any], list[Any]] = {}
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -73,14 +74,18 @@ class CaseRunner:
 
     def _cases_of(self, asked: dict[str, Any]) -> list[Any]:
         from enginebay_testing.cases import part_cases, with_path
+        from enginebay_testing.process_state import ImportStates, ProcessState
         from enginebay_testing.suites import Choices, label
 
         choices = Choices(**asked["choices"])
         key = (asked["part"], asked["package"], asked["level"], choices)
         if key not in self._cases:
+            imports, before = ImportStates(self._loading), ProcessState.now()
             registry = with_path(self._registry, asked["part"])
             entry = next(e for e in registry.entries if (label(e), e.package) == key[:2])
-            self._cases[key] = part_cases(registry, entry, asked["level"], choices, self._before)
+            found = part_cases(registry, entry, asked["level"], choices, imports.before)
+            imports.pairs.append((before, ProcessState.now()))
+            self._cases[key] = found
         return self._cases[key]
 
 

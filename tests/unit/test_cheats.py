@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from enginebay.compose.import_paths import with_paths_of
+from enginebay.compose.import_paths import BY_PATH, with_paths_of
 from enginebay.ops.caps import Env
 from enginebay.ops.norm import RMS_NORM
 from enginebay.plugins.registry import Registry, load_registry
@@ -22,6 +22,7 @@ from enginebay_testing.kernel_trial import KernelRequest, quick_trial, registere
 from enginebay_testing.process_state import ProcessState
 from enginebay_testing.suites import Choices
 from enginebay_testing.verdicts import Outcome, judge
+from enginebay_testing.worker import CaseRunner
 from tests.zoo.cheats.__main__ import Finding, summary
 from tests.zoo.cheats.host import places_of
 from tests.zoo.cheats.listed import CHEATS, Cheat
@@ -162,6 +163,41 @@ def test_a_kernel_may_be_made_of_the_reference_of_its_own_package() -> None:
         with trial._watched({"reference": reference}, kernel) as answered:
             kernel(1)
         assert answered == named
+
+
+NEW_VARIABLE = "enginebay_test_of_cheats"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "says"),
+    [
+        ("xla", ""),
+        pytest.param("tests.zoo.cheats.importing:norm", "replaces numpy.allclose"),
+        ("tests.zoo.cheats.process:environment", "changes the environment variable XLA_FLAGS"),
+    ],
+)
+def test_what_other_parts_change_in_the_process_is_no_cheat(
+    kernel: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the listing of a kernel's cases and its trial, checks of other parts run."""
+    state = ProcessState.now()
+    monkeypatch.setattr(np, "allclose", np.allclose)
+    monkeypatch.delitem(sys.modules, "tests.zoo.cheats.importing", raising=False)
+    choices = {"platform": None, "config": None, "seeds": None, "seed": SEED, "trace": None}
+    asked = {"part": f"kernel:rms_norm:{kernel}", "level": "run", "choices": choices}
+    asked["package"] = BY_PATH if ":" in kernel else kernel
+    runner = CaseRunner()
+    try:
+        listed = runner.answer({"do": "list", **asked})["cases"]
+        case = next(one for one in listed if one["name"] == "rms_norm[trial]")
+        monkeypatch.setenv(NEW_VARIABLE, "1")
+        np.random.seed(3)  # noqa: NPY002  # as a library does
+        outcome = runner.answer({"do": "run", "case": case, **asked})
+        assert outcome["verdict"] == ("CHEAT" if says else "PASS"), outcome["detail"]
+        assert outcome["detail"].startswith(says)
+        assert NEW_VARIABLE not in outcome["detail"]
+    finally:
+        state.restore()
 
 
 @pytest.mark.long
