@@ -98,7 +98,6 @@ def pytest_collection_modifyitems(
     from enginebay_testing.cases import part_cases, select_parts, with_path
     from enginebay_testing.suites import Choices, label
 
-    choices = Choices(seed=config.stash[_SEED])
     try:
         registry = functools.reduce(with_path, selectors, load_registry())
         entries = {
@@ -108,6 +107,7 @@ def pytest_collection_modifyitems(
         }
     except EnginebayError as error:
         raise pytest.UsageError(f"{OPTION}: {error}") from None
+    choices = Choices(seed=config.stash[_SEED])
     for name, entry in entries.items():
         part = PartCollector.from_parent(session, name=name, nodeid=name)
         items += [

@@ -24,11 +24,7 @@ def make(variant: str, folder: Path) -> None:
         tokens = greedy(model, prompt, tiny.NUM_NEW_TOKENS)
         token_ids.append(tokens)
         logits.append(logits_of(model, [*prompt, *tokens])[tiny.golden_positions(len(prompt))])
-    np.savez_compressed(
-        tiny.GOLDENS / f"{variant}.npz",
-        token_ids=np.asarray(token_ids, np.int16),
-        logits=np.concatenate(logits),
-    )
+    tiny.write_golden(variant, token_ids, np.concatenate(logits))
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -490,4 +490,19 @@ def read_golden(variant: str) -> tuple[list[list[int]], list[np.ndarray]]:
     with np.load(GOLDENS / f"{variant}.npz") as stored:
         token_ids = [[int(i) for i in row] for row in stored["token_ids"]]
         counts = [len(golden_positions(length)) for length in PROMPT_LENGTHS]
-        return token_ids, np.split(stored["logits"], np.cumsum(counts)[:-1])
+        parts = stored["mantissas"], stored["exponents"][:, None]
+        logits = np.concatenate(parts, axis=1).view(np.float32).reshape(-1, VOCAB_SIZE)
+        return token_ids, np.split(logits, np.cumsum(counts)[:-1])
+
+
+def write_golden(variant: str, token_ids: Sequence[Sequence[int]], logits: np.ndarray) -> None:
+    """Store what `read_golden` returns. The bytes with signs and exponents are an array of their
+    own, as they can be compressed.
+    """
+    numbers = np.ascontiguousarray(logits, np.float32).view(np.uint8).reshape(-1, 4)
+    np.savez_compressed(
+        GOLDENS / f"{variant}.npz",
+        token_ids=np.asarray(token_ids, np.int16),
+        mantissas=numbers[:, :3],
+        exponents=numbers[:, 3],
+    )
