@@ -144,6 +144,16 @@ def engine_pool() -> EnginePool:
     return EnginePool()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def room_for_programs() -> Iterator[None]:
+    """A module's tests leave room for what later ones compile."""
+    yield
+    if "tests.pool" in sys.modules:
+        from tests.pool import make_room
+
+        make_room()
+
+
 @pytest.fixture
 def pooled(engine_pool: EnginePool) -> Iterator[None]:
     """Every engine that a test composes is leased from the pool until the test ends."""

@@ -6,14 +6,18 @@ Tests lease engines from the pool, so that each program is compiled once for all
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import pkgutil
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
+from enginebay import memory_maps
 from enginebay.compose.composition import Progress, make_engine
 from enginebay.compose.plan import Plan
 from enginebay.contracts.engine import Engine
@@ -81,6 +85,34 @@ process, of which Linux allows 65,530.
 """
 
 
+ROOM = 0.6
+"""The share of these maps above which `make_room` gives up what was compiled."""
+
+POOLS = weakref.WeakSet["EnginePool"]()
+
+
+def share_of_maps() -> float:
+    """The share of its memory maps that this process has taken; 0 where no limit is told."""
+    try:
+        limit = int(memory_maps.LIMIT.read_text(encoding="ascii"))
+        with memory_maps.MAPS.open("rb") as lines:
+            return sum(1 for _ in lines) / limit
+    except (OSError, ValueError):
+        return 0.0
+
+
+def make_room() -> None:
+    """Close idle engines while programs take more than ROOM of the memory maps, those that came
+    back first at first; if that is not enough, let JAX forget its programs.
+    """
+    for pool in list(POOLS):
+        while share_of_maps() > ROOM and pool.close_first():
+            gc.collect()
+    if share_of_maps() > ROOM:
+        jax.clear_caches()
+        gc.collect()
+
+
 class EnginePool:
     """Idle engines by key. An engine that comes back must be idle; its cache is emptied. Those that
     came back first are closed when there are more than MAX_IDLE.
@@ -90,6 +122,7 @@ class EnginePool:
         self._free: dict[tuple[object, ...], list[Engine]] = {}
         self._idle: list[tuple[tuple[object, ...], Engine]] = []
         """All free ones, in the order in which they came back."""
+        POOLS.add(self)
         self.num_made = 0
         self.num_leased = 0
 
@@ -139,6 +172,13 @@ class EnginePool:
         self._free[key].append(engine)
         self._idle.append((key, engine))
         while len(self._idle) > MAX_IDLE:
-            other_key, other = self._idle.pop(0)
-            self._free[other_key].remove(other)
-            other.close()
+            self.close_first()
+
+    def close_first(self) -> bool:
+        """Close the idle engine that came back first. Return whether there was one."""
+        if not self._idle:
+            return False
+        key, engine = self._idle.pop(0)
+        self._free[key].remove(engine)
+        engine.close()
+        return True

@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
-from enginebay import LLM, SamplingParams
+import tests.pool as tests_pool
+from enginebay import LLM, SamplingParams, memory_maps
 from enginebay_oengine import SequenceBuffer
 from tests.brief import TINY
 from tests.fake_engine import FakeEngine
@@ -96,6 +98,33 @@ import enginebay.compose.composition, enginebay_vinference.loaded_model
 found = enginebay_vinference.loaded_model.make_engine
 assert found is enginebay.compose.composition.make_engine, found
 """
+
+
+def test_idle_engines_leave_when_programs_take_most_memory_maps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each engine here takes a third of the maps, and a module leaves room for the next one."""
+    pool, forgotten = EnginePool(), []
+    monkeypatch.setattr(tests_pool, "POOLS", [pool])
+    monkeypatch.setattr(jax, "clear_caches", lambda: forgotten.append(1))
+    left = [f"engine {number}" for number in range(3)]
+
+    class Idle:
+        def __init__(self, name: str) -> None:
+            self.close = lambda: left.remove(name)
+
+    for name in left:
+        engine: Any = Idle(name)
+        pool._free[(name,)] = [engine]
+        pool._idle.append(((name,), engine))
+    monkeypatch.setattr(tests_pool, "share_of_maps", lambda: len(left) / 3)
+    tests_pool.make_room()
+    assert (left, forgotten) == (["engine 2"], [])
+    monkeypatch.setattr(tests_pool, "share_of_maps", lambda: 0.7)
+    tests_pool.make_room()
+    assert (left, forgotten) == ([], [1])
+    monkeypatch.undo()
+    assert 0 < tests_pool.share_of_maps() < 1 or not memory_maps.LIMIT.exists()
 
 
 def test_what_a_module_names_is_as_it_was_after_leases(repo_root: Path) -> None:
