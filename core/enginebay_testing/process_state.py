@@ -86,18 +86,29 @@ class ProcessState:
         return ProcessState(places)
 
 
-class ImportStates:
-    """What imports changed in a process that also checks other parts: pairs of states, before and
-    after each import.
-    """
+class OwnChanges:
+    """What changed in a process while one part was listed or checked, which also checks others."""
 
-    def __init__(self, *pairs: tuple[ProcessState, ProcessState]) -> None:
-        self.pairs = list(pairs)
+    def __init__(self, loading: tuple[ProcessState, ProcessState]) -> None:
+        """`loading`: the states before and after all plugins were loaded, which counts for all."""
+        self._spans = [loading]
+        self._since: ProcessState | None = None
+
+    def begin(self) -> None:
+        """Note that the part's turn begins."""
+        self._since = ProcessState.now()
+
+    def end(self) -> None:
+        """Note that the part's turn ends, and another's begins."""
+        if self._since is not None:
+            self._spans.append((self._since, ProcessState.now()))
+            self._since = None
 
     def before(self) -> ProcessState:
-        """Return the present state without what the imports changed."""
-        state = ProcessState.now()
-        for earlier, later in reversed(self.pairs):
+        """Return the present state without what changed in the part's turns."""
+        state = now = ProcessState.now()
+        spans = [*self._spans, *([] if self._since is None else [(self._since, now)])]
+        for earlier, later in reversed(spans):
             state = state.undoing(earlier, later)
         return state
 

@@ -32,6 +32,8 @@ class CaseRunner:
         self._registry = load_registry()
         self._loading = before, ProcessState.now()
         self._cases: dict[tuple[str, str, str | None, Any], list[Any]] = {}
+        self._changes: dict[tuple[str, str], Any] = {}
+        self._turn: Any = None
 
     def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a request: the list of a part's cases, or the outcome of
@@ -74,18 +76,22 @@ class CaseRunner:
 
     def _cases_of(self, asked: dict[str, Any]) -> list[Any]:
         from enginebay_testing.cases import part_cases, with_path
-        from enginebay_testing.process_state import ImportStates, ProcessState
+        from enginebay_testing.process_state import OwnChanges
         from enginebay_testing.suites import Choices, label
 
         choices = Choices(**asked["choices"])
         key = (asked["part"], asked["package"], asked["level"], choices)
+        own = self._changes.setdefault(key[:2], OwnChanges(self._loading))
+        if own is not self._turn:
+            if self._turn is not None:
+                self._turn.end()
+            own.begin()
+            self._turn = own
         if key not in self._cases:
-            imports, before = ImportStates(self._loading), ProcessState.now()
             registry = with_path(self._registry, asked["part"])
             entry = next(e for e in registry.entries if (label(e), e.package) == key[:2])
-            found = part_cases(registry, entry, asked["level"], choices, imports.before)
-            imports.pairs.append((before, ProcessState.now()))
-            self._cases[key] = found
+            before = own.before
+            self._cases[key] = part_cases(registry, entry, asked["level"], choices, before)
         return self._cases[key]
 
 
