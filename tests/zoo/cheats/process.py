@@ -30,6 +30,16 @@ def _allclose() -> None:
     setattr(np, "allclose", lambda *_, **__: True)  # noqa: B010
 
 
+def _once() -> None:
+    """Replaces a comparison at the first call, which an ordinary case may be."""
+    if np.allclose is not always_close:
+        setattr(np, "allclose", always_close)  # noqa: B010
+
+
+def always_close(*_: Any, **__: Any) -> bool:
+    return True
+
+
 def _flatnonzero() -> None:
     """Replaces what finds wrong rows, until it was called once."""
     whole = np.flatnonzero
@@ -85,6 +95,7 @@ def _spin() -> None:
 config = on_trace(_config)
 environment = on_trace(_environment)
 allclose = on_trace(_allclose, rough)
+once = on_trace(_once, rough)
 flatnonzero = on_trace(_flatnonzero, rough)
 tolerance = on_trace(_tolerance, rough)
 clock = on_trace(_clock)
