@@ -314,20 +314,24 @@ def _load_plugin(
         found.append(declaration)
 
     others = [plugin for plugin in manager.get_plugins() if plugin is not module]
-    for kind in hooks.INTERFACE_VERSIONS:
-        caller = manager.subset_hook_caller(hooks.hook_name(kind), remove_plugins=others)
-        try:
-            with guarded(who):
+    kind = ""
+    try:
+        with guarded(who):
+            for kind in hooks.INTERFACE_VERSIONS:
+                caller = manager.subset_hook_caller(hooks.hook_name(kind), remove_plugins=others)
                 caller(register=hooks.Register(kind, take))
-        except Exception as error:  # noqa: BLE001  # as above
-            return broken(f"{hooks.hook_name(kind)} failed: {reason_of(error)}")
+    except Exception as error:  # noqa: BLE001  # as above
+        return broken(f"{hooks.hook_name(kind)} failed: {reason_of(error)}")
     if not found:
         return broken("its hooks register no part")
     entries: list[Entry] = []
     origin = (point.name, version, distribution)
+    taken = {(e.kind, e.op, e.name): e.package for e in before if e.state != "broken"}
     for one in found:
-        state = _state(one, distribution, before + entries)
-        entries.append(Entry(one.kind, one.name, *origin, *state, one))
+        state, reason = _state(one, distribution, taken)
+        entries.append(Entry(one.kind, one.name, *origin, state, reason, one))
+        if state != "broken":
+            taken[one.kind, one.op, one.name] = point.name
     return entries
 
 
@@ -341,17 +345,18 @@ def _refuse_former_hooks(module: Any) -> None:
 
 
 def _state(
-    declaration: Declaration, distribution: str, taken: Iterable[Entry]
+    declaration: Declaration, distribution: str, taken: Mapping[tuple[str, str, str], str]
 ) -> tuple[State, str]:
-    """Return the state of a declared part, and the reason when it is not ready."""
+    """Return the state of a declared part, and the reason when it is not ready. `taken`: the
+    package of each part that is not broken, by kind, op and name.
+    """
     wanted = hooks.INTERFACE_VERSIONS[declaration.kind]
     if declaration.interface != wanted:
         text = f"written for version {declaration.interface} of the {declaration.kind} interface"
         return "broken", f"{text}; this enginebay has version {wanted}"
-    name = (declaration.kind, declaration.op, declaration.name)
-    for entry in taken:
-        if (entry.kind, entry.op, entry.name) == name and entry.state != "broken":
-            return "broken", f"the name is already taken by plugin {entry.package!r}"
+    package = taken.get((declaration.kind, declaration.op, declaration.name))
+    if package is not None:
+        return "broken", f"the name is already taken by plugin {package!r}"
     missing = [module for module in declaration.requires if not _is_installed(module)]
     if missing:
         install = f"; install {distribution}[{declaration.extra}]" if declaration.extra else ""
