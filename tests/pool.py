@@ -84,11 +84,20 @@ MAX_IDLE = 12
 process, of which Linux allows 65,530.
 """
 
-
 ROOM = 0.6
 """The share of these maps above which `make_room` gives up what was compiled."""
 
+MANY_PROGRAMS = 50
+"""After how many new programs `make_room` counts the maps: to count them takes 50 ms."""
+
 POOLS = weakref.WeakSet["EnginePool"]()
+_counted = [0]
+"""How many programs there were when `make_room` last counted."""
+
+
+def num_programs() -> int:
+    """How many compiled programs this process holds."""
+    return len(jax.devices()[0].client.live_executables())
 
 
 def share_of_maps() -> float:
@@ -103,8 +112,14 @@ def share_of_maps() -> float:
 
 def make_room() -> None:
     """Close idle engines while programs take more than ROOM of the memory maps, those that came
-    back first at first; if that is not enough, let JAX forget its programs.
+    back first at first; if that is not enough, let JAX forget its programs. It does nothing until
+    MANY_PROGRAMS were compiled since the last time.
     """
+    num = num_programs()
+    _counted[0] = min(_counted[0], num)
+    if num - _counted[0] < MANY_PROGRAMS:
+        return
+    _counted[0] = num
     for pool in list(POOLS):
         while share_of_maps() > ROOM and pool.close_first():
             gc.collect()

@@ -41,7 +41,10 @@ pages.
 OPTIONS_AT_ALL = (*OPTIONS_IN_SHORT, "released")
 """And with those that are slow. The others run on engine:oengine alone, which is the same code."""
 LONG_OF_ENGINES = {
-    ORACLE: ("nothing_compiles", "seeded_tokens", "recomputed", "dropped", *SLOW_BUT_OF_THE_ORACLE),
+    ORACLE: (
+        *("nothing_compiles", "seeded_tokens", "recomputed", "dropped", "penalised"),
+        *("do_not_wait", "put_restores", "same_buckets", *SLOW_BUT_OF_THE_ORACLE),
+    ),
     OTHER_OPTIONS: ("ledger",),
     "engine:oengine": ("nothing_compiles",),
 }
@@ -61,7 +64,10 @@ SHARDED_IN_SHORT = {
 code.
 """
 
-LONG_OF_FAMILIES = ("padding_changes_nothing", "_devices_equal_one", "rows_are_independent")
+LONG_OF_FAMILIES = (
+    *("padding_changes_nothing", "_devices_equal_one", "rows_are_independent"),
+    "chunked_prefill_equals_whole",
+)
 FAMILIES_IN_SHORT = ("llama", "deepseek_v2")
 """The checks of a model family that compile most, and the families whose checks are not long: one
 with keys and values, and one with a latent cache. Stored logits hold the others in `make test`.

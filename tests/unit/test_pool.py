@@ -106,6 +106,9 @@ def test_idle_engines_leave_when_programs_take_most_memory_maps(
     """Each engine here takes a third of the maps, and a module leaves room for the next one."""
     pool, forgotten = EnginePool(), []
     monkeypatch.setattr(tests_pool, "POOLS", [pool])
+    monkeypatch.setattr(tests_pool, "_counted", [0])
+    monkeypatch.setattr(tests_pool, "num_programs", lambda: tests_pool.MANY_PROGRAMS)
+    monkeypatch.setattr("gc.collect", lambda: 0)  # of the objects of all tests: seconds
     monkeypatch.setattr(jax, "clear_caches", lambda: forgotten.append(1))
     left = [f"engine {number}" for number in range(3)]
 
@@ -121,6 +124,9 @@ def test_idle_engines_leave_when_programs_take_most_memory_maps(
     tests_pool.make_room()
     assert (left, forgotten) == (["engine 2"], [])
     monkeypatch.setattr(tests_pool, "share_of_maps", lambda: 0.7)
+    tests_pool.make_room()
+    assert (left, forgotten) == (["engine 2"], [])  # nothing was compiled meanwhile
+    monkeypatch.setattr(tests_pool, "num_programs", lambda: 2 * tests_pool.MANY_PROGRAMS)
     tests_pool.make_room()
     assert (left, forgotten) == ([], [1])
     monkeypatch.undo()
