@@ -88,6 +88,80 @@ def test_calls_belong_to_the_message_before_them() -> None:
     assert [one["id"] for one in message["tool_calls"]] == ["1", "2"]
 
 
+def thought(text: Any) -> dict[str, Any]:
+    return {"type": "reasoning", "summary": [], "content": text}
+
+
+def test_reasoning_of_earlier_turns_reaches_the_chat_template_in_its_message() -> None:
+    """A template decides itself which of it to show."""
+    call = {"type": "function_call", "call_id": "1", "name": "now", "arguments": "{}"}
+    parts = [{"type": "reasoning_text", "text": one} for one in ("Time ", "matters.")]
+    messages = input_messages(
+        [
+            {"role": "user", "content": "When?"},
+            thought(parts),
+            {"role": "assistant", "content": "I look."},
+            call,
+            thought([{"type": "reasoning_text", "text": "Again."}]),
+            {**call, "call_id": "2"},
+            {"type": "function_call_output", "call_id": "2", "output": "noon"},
+            {"type": "reasoning", "summary": [{"text": "A summary."}], "encrypted_content": "x"},
+            {"role": "assistant", "content": "Noon."},
+            thought(parts),
+            {"role": "user", "content": "Thanks."},
+        ]
+    )
+    found = [(one["role"], one.get("reasoning_content")) for one in messages]
+    assert found == [
+        ("user", None),
+        ("assistant", "Time matters."),
+        ("assistant", "Again."),
+        ("tool", None),
+        ("assistant", None),
+        ("user", None),
+    ]
+    assert [[one["id"] for one in each.get("tool_calls", [])] for each in messages[1:3]] == [
+        ["1"],
+        ["2"],
+    ]
+
+
+@pytest.mark.parametrize("content", ["x", [3], [{"type": "reasoning_text", "text": 3}], {}])
+def test_malformed_reasoning_is_refused(asker: Asker, content: Any) -> None:
+    items = [thought(content), {"role": "assistant", "content": "a"}, *HELLO]
+    assert asker.refused(RESPONSES, 400, input=items)["param"] == "input.0.content"
+
+
+def test_thinking_of_earlier_turns_reaches_the_chat_template() -> None:
+    def blocks(*texts: Any) -> list[dict[str, Any]]:
+        return [{"type": "thinking", "thinking": text, "signature": ""} for text in texts]
+
+    answer = {"type": "text", "text": "Noon."}
+    hidden = {"type": "redacted_thinking", "data": "x"}
+    made = CountBody(
+        messages=[
+            *HELLO,
+            {"role": "assistant", "content": [*blocks("So ", "noon."), hidden, answer]},
+            {"role": "user", "content": [{"type": "text", "text": "Thanks."}, *blocks("no")]},
+        ]
+    )
+    _, message, thanks = as_messages(made.as_chat().messages)
+    assert message == {
+        "role": "assistant",
+        "content": "Noon.",
+        "reasoning_content": "So noon.",
+    }
+    assert "reasoning_content" not in thanks
+
+
+def test_malformed_thinking_is_refused(asker: Asker) -> None:
+    said = [{"type": "thinking", "thinking": 3}]
+    messages = [*HELLO, {"role": "assistant", "content": said}, *HELLO]
+    answer = asker.post(MESSAGES, {"messages": messages, "max_tokens": 1})
+    assert answer.status_code == 400
+    assert "messages.1.content.0" in answer.text
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_custom_tool_of_a_chat_is_called_with_its_text(asker: Asker, stream: bool) -> None:
     parsing = Asker(asker.llm, PARSERS)

@@ -219,6 +219,7 @@ def _chat_messages(place: int, given: Mapping[str, Any]) -> list[dict[str, Any]]
     systems: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
+    thoughts: list[str] = []
     for number, block in enumerate(content):
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "text" and isinstance(block.get("text"), str):
@@ -229,11 +230,13 @@ def _chat_messages(place: int, given: Mapping[str, Any]) -> list[dict[str, Any]]
         elif kind == "tool_result":
             result = {"role": "tool", "tool_call_id": block.get("tool_use_id")}
             results.append(result | _result(block))
+        elif kind == "thinking" and isinstance(block.get("thinking"), str):
+            thoughts.append(block["thinking"])
         elif kind == "mid_conv_system":
             systems.append({"role": "system", "content": block.get("content")})
         elif (text := _other_text(block)) is not None:
             texts.append(text)
-        elif kind not in ("thinking", "redacted_thinking", *NOT_SHOWN_BLOCKS):
+        elif kind not in ("redacted_thinking", *NOT_SHOWN_BLOCKS):
             param = f"messages.{place}.content.{number}"
             raise ApiError(
                 400,
@@ -244,6 +247,8 @@ def _chat_messages(place: int, given: Mapping[str, Any]) -> list[dict[str, Any]]
     message: dict[str, Any] = {"role": given.get("role"), "content": "".join(texts)}
     if calls:
         message["tool_calls"] = calls
+    if any(thoughts) and message["role"] == "assistant":
+        message["reasoning_content"] = "".join(thoughts)
     is_empty = not texts and not calls and (results or systems)
     return [*systems, *results, *([] if is_empty else [message])]
 

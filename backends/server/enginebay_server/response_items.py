@@ -114,25 +114,50 @@ def _stored(place: int, item: Item, stored_items: Callable[[str], Sequence[Item]
 
 def input_messages(items: Sequence[Item]) -> list[MessageRecord]:
     """Convert input items to the messages of a chat; ApiError for an unknown item. Calls belong to
-    the assistant's message before them.
+    the assistant's message before them, and reasoning to the message or call after it.
     """
     messages: list[MessageRecord] = []
+    reasoning = ""
     for place, item in enumerate(items):
         kind = kind_of(item)
         if not isinstance(kind, str):
             raise _unknown_item(place, kind)
         if kind == "message":
             messages.append({"role": item.get("role"), "content": item.get("content")})
+            reasoning = _given(messages[-1], reasoning)
         elif kind in CALLS:
-            _add_call(messages, item, *CALLS[kind](item))
+            _add_call(messages, item, *CALLS[kind](item), is_new=bool(reasoning))
+            reasoning = _given(messages[-1], reasoning)
             if kind == "mcp_call" and (item.get("output") or item.get("error")) is not None:
                 messages.append(_result(item.get("id"), item.get("output") or item["error"]))
         elif kind in OUTPUTS:
             called = item.get("call_id") or item.get("id")
             messages.append(_result(called, item.get("output")))
-        elif kind not in NOT_SHOWN and kind != "reasoning":
+        elif kind == "reasoning":
+            reasoning += _reasoning(place, item)
+        elif kind not in NOT_SHOWN:
             raise _unknown_item(place, kind)
     return messages
+
+
+def _given(message: MessageRecord, reasoning: str) -> str:
+    """Give a message of the assistant the reasoning before it. Returns what is left: nothing."""
+    if reasoning and message["role"] == "assistant":
+        message["reasoning_content"] = reasoning
+    return ""
+
+
+def _reasoning(place: int, item: Item) -> str:
+    """Return the text of an item of reasoning, "" where only another server can read it."""
+    content = item.get("content")
+    parts = [] if content is None else content
+    are_dicts = isinstance(parts, list) and all(isinstance(part, dict) for part in parts)
+    texts = [part.get("text") for part in parts] if are_dicts else [None]
+    if not all(isinstance(text, str) for text in texts):
+        param = f"input.{place}.content"
+        allowed = '[{"type": "reasoning_text", "text": ...}], or null'
+        raise ApiError(400, f"{param} is malformed. Allowed: {allowed}.", param=param)
+    return "".join(texts)
 
 
 def _unknown_item(place: int, kind: Any) -> ApiError:
@@ -146,14 +171,17 @@ def _unknown_item(place: int, kind: Any) -> ApiError:
     )
 
 
-def _add_call(messages: list[MessageRecord], item: Item, name: Any, arguments: Any) -> None:
+def _add_call(
+    messages: list[MessageRecord], item: Item, name: Any, arguments: Any, *, is_new: bool
+) -> None:
+    """Add a call to the last message, or to a new one if `is_new` or if no other can have it."""
     called = item.get("call_id") or item.get("id")
     call = {
         "id": called,
         "type": "function",
         "function": {"name": name, "arguments": arguments},
     }
-    if not messages or messages[-1].get("role") != "assistant":
+    if is_new or not messages or messages[-1].get("role") != "assistant":
         messages.append({"role": "assistant", "content": None})
     messages[-1].setdefault("tool_calls", []).append(call)
 
