@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -75,6 +76,11 @@ def _prepare_jax() -> None:
 
 
 _prepare_jax()
+
+# A shell that runs tests in the background lets them ignore Ctrl-C, and so would all that they
+# start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SLOW_S = 4 * 3600
 """When a slow test is said to hang."""
