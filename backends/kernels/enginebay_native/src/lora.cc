@@ -8,20 +8,6 @@
 namespace enginebay {
 namespace {
 
-template <typename Y>
-void put_as(Y* p, float x) {
-  put(p, x);
-}
-inline void put_as(f16* p, float x) { *p = f16(x); }
-
-template <typename Y>
-void store_as(Y* p, Floats v) {
-  float lanes[kLanes];
-  store(lanes, v);
-  for (int i = 0; i < kLanes; ++i) put_as(p + i, lanes[i]);
-}
-inline void store_as(float* p, Floats v) { store(p, v); }
-
 // The same bits as a lane of add_product.
 inline float add_product_of_one(float sum, float a, float b) {
 #if defined(__FMA__) || defined(__aarch64__)
@@ -75,15 +61,14 @@ void shrink_tile(const float* const* x, const W* a, float* const* out, int64_t i
     for (int c = 0; c < C; ++c) out[r][c] = sums[r * C + c];
 }
 
-// y[R, width] += values[R, rank] b[rank, width]. Rows of b are `stride` apart.
-template <int R, typename W, typename Y>
-void expand_tile(const float* const* values, const W* b, int64_t rank, int64_t stride, Y* const* y, int64_t width) {
+// sums[R, width] = values[R, rank] b[rank, width], of at most kWidth outputs. Rows of b are `stride` apart.
+template <int R, typename W>
+void expand_tile(const float* const* values, const W* b, int64_t rank, int64_t stride, float (*sums)[kWidth], int64_t width) {
   constexpr int64_t kLine = 64 / sizeof(W);
-  int64_t c = 0;
-  for (; c + kWidth <= width; c += kWidth) {
-    Floats sums[R][kVectors] = {};
+  if (width == kWidth) {
+    Floats tile[R][kVectors] = {};
     for (int64_t k = 0; k < rank; ++k) {
-      const W* row = b + k * stride + c;
+      const W* row = b + k * stride;
       Floats weights[kVectors];
 #pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) weights[v] = in_register(load(row + v * kLanes));
@@ -93,22 +78,32 @@ void expand_tile(const float* const* values, const W* b, int64_t rank, int64_t s
       for (int r = 0; r < R; ++r) {
         Floats value = splat(values[r][k]);
 #pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) sums[r][v] = add_product(sums[r][v], value, weights[v]);
+        for (int v = 0; v < kVectors; ++v) tile[r][v] = add_product(tile[r][v], value, weights[v]);
       }
     }
     for (int r = 0; r < R; ++r)
-      for (int v = 0; v < kVectors; ++v) {
-        Y* to = y[r] + c + v * kLanes;
-        store_as(to, load(to) + sums[r][v]);
-      }
+      for (int v = 0; v < kVectors; ++v) store(sums[r] + v * kLanes, tile[r][v]);
+    return;
   }
-  for (; c < width; ++c)
+  for (int64_t c = 0; c < width; ++c)
     for (int r = 0; r < R; ++r) {
       float sum = 0;
-      for (int64_t k = 0; k < rank; ++k)
-        sum = add_product_of_one(sum, values[r][k], to_float(b[k * stride + c]));
-      put_as(y[r] + c, to_float(y[r][c]) + sum);
+      for (int64_t k = 0; k < rank; ++k) sum = add_product_of_one(sum, values[r][k], to_float(b[k * stride + c]));
+      sums[r][c] = sum;
     }
+}
+
+inline void put_as(float* p, float x) { *p = x; }
+inline void put_as(bf16* p, float x) { put(p, x); }
+inline void put_as(f16* p, float x) { *p = f16(x); }
+
+// y[first..first + width] += sums. Not a template of the weights' dtype, for which all loops would be compiled anew.
+using Add = void (*)(void* y, int64_t first, const float* sums, int64_t width);
+
+template <typename Y>
+void add_to(void* y, int64_t first, const float* sums, int64_t width) {
+  Y* to = static_cast<Y*>(y) + first;
+  for (int64_t c = 0; c < width; ++c) put_as(to + c, to_float(to[c]) + sums[c]);
 }
 
 // f(constant R) with R = min(tokens, kTokens).
@@ -194,8 +189,8 @@ struct Parts {
 };
 
 // y[token, first..end] of a block's tokens += values times b.
-template <typename W, typename Y>
-void expand(const TokenBlock& block, const float* values, const W* b, Y* y, int64_t rank, int64_t outputs,
+template <typename W>
+void expand(const TokenBlock& block, const float* values, const W* b, void* y, Add add, int64_t rank, int64_t outputs,
             const Parts& parts, int64_t first, int64_t end) {
   int64_t num_parts = parts.ends.size(), down = rank * num_parts;
   int64_t start = first / parts.period * parts.period, part = 0;
@@ -210,15 +205,13 @@ void expand(const TokenBlock& block, const float* values, const W* b, Y* y, int6
       int64_t width = std::min(kWidth, last - low);
       for (int64_t t = 0; t < block.count; t += kTokens) {
         const float* rows[kTokens];
-        Y* out[kTokens];
+        float sums[kTokens][kWidth];
         int64_t count = std::min<int64_t>(kTokens, block.count - t);
-        for (int64_t r = 0; r < count; ++r) {
-          rows[r] = values + block.tokens[t + r] * down + part * rank;
-          out[r] = y + block.tokens[t + r] * outputs + low;
-        }
+        for (int64_t r = 0; r < count; ++r) rows[r] = values + block.tokens[t + r] * down + part * rank;
         with_tokens(count, [&](auto tokens) {
-          expand_tile<decltype(tokens)::value>(rows, from + low, rank, outputs, out, width);
+          expand_tile<decltype(tokens)::value>(rows, from + low, rank, outputs, sums, width);
         });
+        for (int64_t r = 0; r < count; ++r) add(y, block.tokens[t + r] * outputs + low, sums[r], width);
       }
     }
     c = last;
@@ -257,9 +250,9 @@ int64_t task_size(int64_t total, int64_t blocks, int64_t threads, int64_t unit, 
 }
 
 // x [T, in], a [slots, parts * rank, in], b [slots, rank, outputs], places [T]; y [T, outputs] is changed in place.
-template <typename W, typename Y>
-void run(ffi::ThreadPool& pool, const Rows& x, const W* a, const W* b, Y* y, const Tokens& tokens, int64_t count, int64_t rank,
-         int64_t outputs, const Parts& parts) {
+template <typename W>
+void run(ffi::ThreadPool& pool, const Rows& x, const W* a, const W* b, void* y, Add add, const Tokens& tokens, int64_t count,
+         int64_t rank, int64_t outputs, const Parts& parts) {
   int64_t down = rank * int64_t(parts.ends.size()), blocks = tokens.blocks.size(), threads = pool.num_threads();
   std::vector<float> values(count * down);
   int64_t size = task_size(down, blocks, threads, kLoneDown, 4 * kLoneDown), each = (down + size - 1) / size;
@@ -270,7 +263,7 @@ void run(ffi::ThreadPool& pool, const Rows& x, const W* a, const W* b, Y* y, con
   size = task_size(outputs, blocks, threads, kWidth, 16 * kWidth), each = (outputs + size - 1) / size;
   parallel_for(pool, blocks * each, [&](int64_t task) {
     int64_t first = task % each * size;
-    expand(tokens.blocks[task / each], values.data(), b, y, rank, outputs, parts, first, std::min(outputs, first + size));
+    expand(tokens.blocks[task / each], values.data(), b, y, add, rank, outputs, parts, first, std::min(outputs, first + size));
   });
 }
 
@@ -312,14 +305,17 @@ ffi::Error lora(ffi::ThreadPool pool, ffi::AnyBuffer y, ffi::AnyBuffer x, ffi::A
     return ffi::Error::Success();
   });
   if (error.failure()) return error;
-  return with_dtype(a.element_type(), [&](auto* weights) {
-    return with_dtype(y.element_type(), [&](auto* result) {
-      using W = std::remove_const_t<std::remove_pointer_t<decltype(weights)>>;
-      using Y = std::remove_const_t<std::remove_pointer_t<decltype(result)>>;
-      run(pool, rows, static_cast<const W*>(a.untyped_data()), static_cast<const W*>(b.untyped_data()),
-          static_cast<Y*>(out->untyped_data()), tokens, count, rank, outputs, parts);
-      return ffi::Error::Success();
-    });
+  Add add = nullptr;
+  error = with_dtype(y.element_type(), [&](auto* type) {
+    add = add_to<std::remove_const_t<std::remove_pointer_t<decltype(type)>>>;
+    return ffi::Error::Success();
+  });
+  if (error.failure()) return error;
+  return with_dtype(a.element_type(), [&](auto* type) {
+    using W = std::remove_const_t<std::remove_pointer_t<decltype(type)>>;
+    run(pool, rows, static_cast<const W*>(a.untyped_data()), static_cast<const W*>(b.untyped_data()), out->untyped_data(),
+        add, tokens, count, rank, outputs, parts);
+    return ffi::Error::Success();
   });
 }
 
