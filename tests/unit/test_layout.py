@@ -106,12 +106,29 @@ def python_sources() -> dict[str, tuple[int, ast.Module]]:
     return found
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements right inside a node, and clauses that have statements. Expressions have
+    none.
+    """
+    for name in ("body", "orelse", "handlers", "finalbody", "cases"):
+        inside = getattr(node, name, ())
+        if isinstance(inside, list):
+            yield from inside
+
+
+def all_statements(node: ast.AST) -> Iterator[ast.AST]:
+    """The statements inside a node, at any depth."""
+    for one in statements(node):
+        yield one
+        yield from all_statements(one)
+
+
 @cache
 def definitions() -> tuple[Definition, ...]:
     """Every class and function with its path and qualified name."""
 
     def walk(node: ast.AST, prefix: str, separator: str) -> Iterator[Definition]:
-        for child in ast.iter_child_nodes(node):
+        for child in statements(node):
             if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 name = f"{prefix}{separator}{child.name}"
                 yield name, child
@@ -297,7 +314,7 @@ def imports_of(tree: ast.Module) -> Iterator[str]:
     """Full names that a module imports, inside functions and for type checking too. The project has
     no relative imports.
     """
-    for node in ast.walk(tree):
+    for node in all_statements(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -318,10 +335,9 @@ def circles(imported: dict[str, set[str]]) -> list[str]:
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    trees: dict[str, ast.Module] = {}
-    for path in files():
-        if name := module_name(str(path.relative_to(ROOT))):
-            trees[name] = ast.parse(path.read_text(encoding="utf-8"))
+    trees = {
+        name: tree for path, (_, tree) in python_sources().items() if (name := module_name(path))
+    }
     imported: dict[str, set[str]] = {}
     for name, tree in trees.items():
         found = {full if full in trees else full.rpartition(".")[0] for full in imports_of(tree)}
