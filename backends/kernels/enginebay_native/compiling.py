@@ -33,10 +33,12 @@ SHIPPED = Path(__file__).parent / "lib"
 has none.
 """
 
-AVX2 = frozenset(("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"))
+SSE4 = frozenset(("cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"))
+AVX2 = SSE4 | frozenset(("avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"))
 LEVELS = {
     "x86-64-v4": AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
     "x86-64-v3": AVX2,
+    "x86-64-v2": SSE4,
 }
 """Levels of processors, best first, with the features of /proc/cpuinfo that each needs."""
 

@@ -183,12 +183,12 @@ void pack_row(const int8_t* row, int64_t in, B* blocks) {
 // Rounds a row with a scale for each kScaled inputs, and packs it. `bytes` has room for the row and zeros.
 template <typename W>
 void pack_scaled_row(const float* x, int64_t in, int8_t* bytes, int64_t padded, ScaledBlock<W>* blocks) {
-  static_assert(W::kInputs % kScaled == 0 && kScaled % W::kPerLane == 0);
+  static_assert(kScaled % W::kPerLane == 0);
   for (int64_t first = 0; first < padded; first += kScaled) {
-    int64_t count = std::clamp<int64_t>(in - first, 0, kScaled);
-    float scale = round_row(x + first, count, bytes + first, kScaled);
-    float* lanes = blocks[first / W::kInputs].scales + first % W::kInputs / W::kPerLane;
-    std::fill_n(lanes, kScaled / W::kPerLane, scale);
+    int64_t end = std::min(padded, first + kScaled);
+    int64_t count = std::clamp<int64_t>(in - first, 0, end - first);
+    float scale = round_row(x + first, count, bytes + first, end - first);
+    for (int64_t k = first; k < end; k += W::kPerLane) blocks[k / W::kInputs].scales[k % W::kInputs / W::kPerLane] = scale;
   }
   pack_row<W>(bytes, in, blocks);
 }
