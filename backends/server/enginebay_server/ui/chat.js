@@ -87,7 +87,11 @@ export class Chat {
     this.state = state;
     this.panes = [];
     this.abort = null;
-    this.history = new History((panes) => this.open(panes), () => this.leave());
+    const chosen = (panes) => {
+      this.open(panes);
+      $("message").focus();
+    };
+    this.history = new History(chosen, () => this.leave());
     $("send").addEventListener("submit", (event) => {
       event.preventDefault();
       this.send();
@@ -101,7 +105,7 @@ export class Chat {
     $("clear").addEventListener("click", () => {
       this.leave();
       this.history.begin();
-      this.open([]);
+      chosen([]);
     });
     window.addEventListener("pagehide", () => this.save());
     this.open(this.history.current());
@@ -114,7 +118,6 @@ export class Chat {
     $("note").textContent = "";
     this.panes = panes.map(({ model, turns }) => new Pane(model, this, turns));
     for (const pane of this.panes) pane.follow();
-    if (!$("chat").hidden && $("message").checkVisibility()) $("message").focus();
   }
 
   // Keeps the conversation. An answer that still comes is kept as if it were stopped.
