@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import json
 import re
 from collections.abc import Iterator
@@ -109,6 +110,21 @@ def test_markdown_is_shown_as_what_it_means(tab: Tab) -> None:
     colours = f"""new Set([...{ANSWER}.querySelectorAll('pre code, pre span')]
         .map((one) => getComputedStyle(one).color)).size"""
     assert tab.value(colours) >= 3
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_a_formatted_answer_is_accessible_and_fits(tab: Tab, width: int) -> None:
+    axe = pytest.importorskip("axe_core_python", reason="`make test-browser` installs it")
+    answer_with(tab, FORMATTED + "\n\n```text\n" + "a long line " * 30 + "\n```")
+    tab.call("Page.setBypassCSP", enabled=True)
+    tab.value((importlib.resources.files(axe) / "axe.min.js").read_text())
+    for dark in (False, True):
+        tab.resize(width, 800, dark=dark)
+        found = tab.value("axe.run().then(r => r.violations.map(v => [v.id, v.nodes[0].target]))")
+        assert found == []
+        assert tab.value("document.documentElement.scrollWidth") <= width
+    tab.call("Page.setBypassCSP", enabled=False)
+    tab.resize(1200, 900)
 
 
 def test_an_answer_runs_nothing_loads_nothing_and_passes_for_no_control(tab: Tab) -> None:
