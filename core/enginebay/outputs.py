@@ -81,7 +81,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool = False
-    metrics: RequestMetrics | None = None
+    metrics: RequestMetrics = dataclasses.field(default_factory=RequestMetrics)
     tokens_per_second: float = 0.0
     num_generated_tokens: int = 0
     prompt_logprobs: list[dict[int, float] | None] | None = None

@@ -6,10 +6,12 @@ import dataclasses
 import difflib
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from enginebay.errors import UnknownNameError, unknown_name
+from enginebay.html_table import html_table
 from enginebay.plugins.registry import Entry
 from enginebay_testing.verdicts import Verdict
 from enginebay_testing.workers import CaseName, CaseResult, PartName, Pool
@@ -39,6 +41,21 @@ class CheckRecord:
     seconds: float
     figures: dict[str, int]
     traits: dict[str, str]
+
+
+class CheckRecords(list[CheckRecord]):
+    """The records of a check. Notebooks show how many passed, and the others."""
+
+    def _repr_html_(self) -> str:
+        counts = Counter(record.verdict for record in self)
+        rows = [
+            (one.part, one.level, one.case, one.verdict, one.detail)
+            for one in self
+            if one.verdict != "PASS"
+        ]
+        title = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+        table = html_table(("part", "level", "case", "verdict", "why"), rows) if rows else ""
+        return f"<p><b>{title or 'no cases'}</b></p>{table}"
 
 
 ONLY_CASES = ("loads", "all", "runs_here")
@@ -100,7 +117,7 @@ def check(
     first_failure: bool = False,
     tell: Callable[[CheckRecord], None] = lambda _: None,
     watch: Callable[[str, int, int], None] | None = None,
-) -> list[CheckRecord]:
+) -> CheckRecords:
     """Return the records of all `wanted` cases, in the order of the parts and their cases; with
     `first_failure`, of the cases up to the first one that fails.
 
@@ -118,7 +135,7 @@ def check(
         if watch is not None:
             watch("checks", len(results), len(results) + pool.num_waiting)
     results.sort(key=lambda result: result.order)
-    return [_record(entries[result.part], result) for result in results]
+    return CheckRecords(_record(entries[result.part], result) for result in results)
 
 
 def _record(entry: Entry, result: CaseResult) -> CheckRecord:

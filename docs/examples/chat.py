@@ -2,7 +2,7 @@
 
 from enginebay import LLM, SamplingParams
 
-messages = []
+messages: list[dict[str, str]] = []
 with LLM("demo", max_model_len=256, max_num_seqs=4) as llm:
     for question in ("Hello!", "What color is the sky?"):
         messages.append({"role": "user", "content": question})

@@ -95,9 +95,18 @@ class Tab:
         """Type a text into the element that has the focus."""
         self.call("Input.insertText", text=text)
 
-    def picture(self, path: Path) -> None:
-        """Write a screenshot as PNG."""
-        data = self.call("Page.captureScreenshot", format="png")["data"]
+    def _around(self, selector: str) -> dict[str, float]:
+        boxes = self.value(f"""[...document.querySelectorAll({selector!r})]
+            .map((one) => one.getBoundingClientRect().toJSON())""")
+        left, top = (min(box[side] for box in boxes) for side in ("left", "top"))
+        right, bottom = (max(box[side] for box in boxes) for side in ("right", "bottom"))
+        size = {"width": right - left + 16, "height": bottom - top + 16}
+        return {"x": left - 8, "y": top - 8, **size}
+
+    def picture(self, path: Path, selector: str = "") -> None:
+        """Write a screenshot of the window as PNG, or of what the elements of a selector cover."""
+        clip = {"clip": {**self._around(selector), "scale": 1}} if selector else {}
+        data = self.call("Page.captureScreenshot", format="png", **clip)["data"]
         path.write_bytes(base64.b64decode(data))
 
 

@@ -52,3 +52,11 @@ def say(tab: Tab, text: str) -> None:
 def choose(tab: Tab, name: str, value: str) -> None:
     """Set the value of a control."""
     tab.value(f"document.getElementById({name!r}).value = {value!r}")
+
+
+def reload(tab: Tab) -> None:
+    """Load the page again, as a person does, and wait for the first figures."""
+    tab.value("window.isOld = true")
+    tab.call("Page.reload")
+    tab.until("!window.isOld && document.readyState === 'complete'")
+    tab.until(f"{STATE} !== 'connecting'")

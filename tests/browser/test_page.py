@@ -6,14 +6,16 @@ import importlib.resources
 import importlib.util
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("websockets", reason="websockets is not installed; see `make test-browser`")
 from tests.browser.chromium import Tab, find_chromium
-from tests.browser.page_driver import STATE, choose, give_key, page_of_two, say
+from tests.browser.page_driver import STATE, choose, give_key, page_of_two, reload, say
 
 pytestmark = [
     pytest.mark.browser,
@@ -45,10 +47,23 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
     """The page of a server with a key and the demo model twice, under two names."""
     with page_of_two(tmp_path_factory.mktemp("profile"), *PARSERS) as tab:
         give_key(tab)
+        choose(tab, "max_tokens", "128")
         assert [one for one in tab.errors if "401" not in one] == []
         tab.errors.clear()
         yield tab
         assert not tab.errors
+
+
+@pytest.fixture
+def own_tab(tab: Tab) -> Iterator[Tab]:
+    """The same page, which reads no figures meanwhile and so draws none of its own."""
+    tab.value("""
+        window.plainFetch = window.fetch;
+        window.fetch = (address, options) => String(address).startsWith("data")
+            ? new Promise(() => {}) : plainFetch(address, options); 1""")
+    time.sleep(1.5)  # a reading that has begun ends
+    yield tab
+    reload(tab)
 
 
 def facts(tab: Tab) -> str:
@@ -153,6 +168,9 @@ def test_two_models_answer_side_by_side(tab: Tab) -> None:
     texts = tab.value("[...document.querySelectorAll('.text')].map(text => text.innerText)")
     assert len(texts) == 2
     assert texts[0] == texts[1]
+    say(tab, "Tell me a story about a duck.")
+    tab.until(f"{STATE}.startsWith('ready')")
+    tab.resize(1400, 800)
     tab.picture(PICTURES / "page_chat.png")
 
 
@@ -171,74 +189,171 @@ def test_plots_move(tab: Tab) -> None:
     tab.value("document.getElementById('tab-live').click()")
     tab.until("document.getElementById('now-first').textContent.includes('p99')")
     ink = """(() => {
-        const canvas = document.getElementById('steps');
+        const canvas = document.querySelector('#steps canvas');
         const image = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
         return image.data.reduce((a, b) => a + b, 0);
     })()"""
     before = tab.value(ink)
     tab.until(f"{ink} !== {before}")
+    tab.resize(1400, 940)
     assert "kept" in tab.value("document.getElementById('now-pages').textContent")
-    rates = tab.value("document.getElementById('now-reads').textContent").split(" of ")
+    reads = tab.value("document.getElementById('now-reads').textContent")
+    assert reads.endswith(" GB/s")
+    rates = reads.removesuffix(" GB/s").split(" of ")
     assert all(float(rate) > 0.05 for rate in rates)
     assert len(rates) == 2
+    tab.until("document.querySelector('#steps .uplot')?.clientWidth > 1300")
     tab.picture(PICTURES / "page_live.png")
+    tab.resize(1200, 900)
 
 
 def test_latency_percentiles_are_those_of_the_requests_before(tab: Tab) -> None:
     lines = tab.value("""import('./plots.js').then(({ percentileLines }) => percentileLines(
         [...Array(10).keys()].map((place) => [20 + place, 100 * (place + 1)])
-    ).map((line) => Object.fromEntries(line.points)))""")
+    ).map((line) => Object.fromEntries(line)))""")
     last = [line["20"] for line in lines]
     assert last == [600, 1000, 1000]
     assert [line["26"] for line in lines] == [900, 1000, 1000]
     assert "4" not in lines[0], "no request ended in the 15 s before"
 
 
-def test_steps_and_pages_are_drawn_in_their_colours(tab: Tab) -> None:
-    """A model of invented figures, drawn into the canvases of the page while its clock stands."""
-    tab.value("document.getElementById('tab-live').click()")
-    found = tab.value("""import('./plots.js').then(({ Plots }) => {
-        const clock = Date.now, now = clock() / 1000, plots = new Plots();
-        Date.now = () => 1000 * now;  // a preemption is one pixel wide
-        const step = {rows: 2, tokens: 2, prompt_tokens: 0};
-        const records = [
-            {kind: "prefill", at: now - 8, s: 1, ...step},
-            {kind: "decode", at: now - 6, s: 1, ...step},
-            {kind: "preempt", at: now - 4, s: 0, rows: 1},
-        ];
-        const figures = {label: "x", running: 1, waiting: 0, max_num_seqs: 2, compiled: 3,
-            coming: [], num_stand_ins: 0,
-            gigabytes_per_s: 12, roofline_gigabytes_per_s: 30};
-        plots.add([{...figures, compiled: 1, records: [], pages: null}]);
-        plots.add([{...figures, records, pages: {full: [0, 0, -1, 1, 2]}}]);
+INVENTED = """
+    const clock = Date.now, now = clock() / 1000, plots = new Plots();
+    const step = {rows: 2, tokens: 2, prompt_tokens: 0};
+    const records = [
+        {kind: "prefill", at: now - 8, s: 1, ...step},
+        {kind: "decode", at: now - 6, s: 1, ...step},
+        {kind: "preempt", at: now - 4, s: 0, rows: 1},
+    ];
+    const figures = {label: "x", running: 1, waiting: 0, max_num_seqs: 2, compiled: 3,
+        compile_s: 2, compiling_s: null, coming: [], num_stand_ins: 0, records, pages: null,
+        gigabytes_per_s: 12, roofline_gigabytes_per_s: 30};
+    const pixel = (context, x, y) => [...context.getImageData(x, y, 1, 1).data].slice(0, 3).join();
+    const named = (name) => {
+        const line = document.createElement("canvas").getContext("2d");
+        line.fillStyle = getComputedStyle(document.documentElement)
+            .getPropertyValue("--" + name);
+        line.fillRect(0, 0, 1, 1);
+        return pixel(line, 0, 0);
+    };
+    const lane = (kind, ago) => {
+        const {plot} = plots.steps;
+        const place = ["preempt", "decode", "prefill", "compile"].indexOf(kind) + 0.5;
+        const x = Math.round(plot.valToPos(now - ago, "x", true));
+        const y = Math.round(plot.valToPos(place, "y", true));
+        return [-2, -1, 0, 1, 2].map((more) => pixel(plot.ctx, x + more, y));
+    };
+    const redraw = async () => {
         plots.draw("x");
+        await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+    };
+    Date.now = () => 1000 * now;  // a preemption is two pixels wide
+"""
+"""A model of invented figures, drawn into the page while its clock stands."""
+
+
+def with_invented(tab: Tab, script: str) -> Any:
+    """The value of a script that draws INVENTED on a tab "Live" without other plots."""
+    tab.value("document.getElementById('tab-live').click()")
+    places = "document.querySelectorAll('.plot')"
+    tab.value(f"{places}.forEach((one) => one.replaceWith(one.cloneNode(false)))")
+    drawn = f"{INVENTED} {script} "
+    return tab.value(f"import('./plots.js').then(async ({{ Plots }}) => {{ {drawn} }})")
+
+
+def test_steps_and_pages_are_drawn_in_their_colours(own_tab: Tab) -> None:
+    found = with_invented(
+        own_tab,
+        """
+        plots.add([{...figures, compiled: 1, compile_s: 0.5, records: []}]);
+        plots.add([{...figures, pages: {full: [0, 0, -1, 1, 2]}}]);
+        await redraw();
+        const kinds = [["prefill", 7.5], ["decode", 5.5], ["preempt", 4], ["compile", 1]];
+        const map = document.querySelector("#pages canvas").getContext("2d");
         Date.now = clock;
-        const pixel = (id, x, y) => [...document.getElementById(id).getContext("2d")
-            .getImageData(x, y, 1, 1).data].slice(0, 3).join();
-        const width = document.getElementById("steps").width;
-        const named = (name) => {
-            const line = document.createElement("canvas").getContext("2d");
-            line.fillStyle = getComputedStyle(document.documentElement)
-                .getPropertyValue("--" + name);
-            line.fillRect(0, 0, 1, 1);
-            return [...line.getImageData(0, 0, 1, 1).data].slice(0, 3).join();
-        };
-        const at = (ago) => Math.round(width * (1 - ago / 10));
         return {
-            steps: [[at(7.5), 40], [at(5.5), 40], [at(4), 60], [at(0.5), 8]]
-                .map(([x, y]) => [-2, -1, 0, 1].map((more) => pixel("steps", x + more, y))),
-            wanted: ["prefill", "decode", "preempt", "compile"].map(named),
-            pages: [3, 17, 31, 45].map((x) => pixel("pages", x, 3)),
+            steps: kinds.map(([kind, ago]) => lane(kind, ago)),
+            wanted: kinds.map(([kind]) => named(kind)),
+            before: lane("compile", 2),
+            pages: [3, 27, 51, 75].map((x) => pixel(map, x, 3)),
             holders: ["fill", "kept", "decode", "shared"].map(named),
             texts: ["now-pages", "now-rows", "now-reads"]
                 .map((id) => document.getElementById(id).textContent),
         };
-    })""")
+    """,
+    )
     for near, wanted in zip(found["steps"], found["wanted"], strict=True):
         assert wanted in near
+    assert found["wanted"][3] not in found["before"]
     assert found["pages"] == found["holders"]
     pages = "2 used, 1 of them shared, 1 kept"
-    assert found["texts"] == [pages, "1 of 2 run, 0 wait", "12.0 of 30.0"]
+    assert found["texts"] == [pages, "1 of 2 run, 0 wait", "12.0 of 30.0 GB/s"]
+
+
+def test_a_compilation_is_drawn_while_it_lasts(own_tab: Tab) -> None:
+    found = with_invented(
+        own_tab,
+        """
+        plots.add([{...figures, compiling_s: 3, records: []}]);
+        await redraw();
+        const while_it_lasts = [lane("compile", 1.5), lane("compile", 3.5)];
+        const said = document.getElementById("programs").textContent;
+        Date.now = () => 1000 * (now + 2);
+        plots.add([{...figures, compiling_s: null, compile_s: 6, compiled: 4, records: []}]);
+        await redraw();
+        const later = [lane("compile", -0.5), lane("compile", -1.5)];
+        Date.now = clock;
+        const num = plots.of.get("x").compiles.length;
+        return {colour: named("compile"), while_it_lasts, said, later, num};
+    """,
+    )
+    present, before = found["while_it_lasts"]
+    assert found["colour"] in present
+    assert found["colour"] not in before
+    assert found["said"] == "3 programs compiled. One has been compiling for 3 s."
+    assert found["colour"] in found["later"][0]
+    assert found["colour"] not in found["later"][1]
+    assert found["num"] == 1
+
+
+def test_plots_have_units_a_legend_and_what_is_under_the_pointer(own_tab: Tab) -> None:
+    found = with_invented(
+        own_tab,
+        """
+        const ends = [1, 2, 3].map((k) => ({kind: "end", at: now - 30, s: 1, tokens: 3,
+            first_s: k / 10}));
+        plots.add([{...figures, gigabytes_per_s: 0, records: []}]);
+        await redraw();
+        const empty = [...document.querySelectorAll(".empty")].map((one) => one.checkVisibility());
+        const said = document.querySelector("#first .empty").innerText;
+        plots.add([{...figures, records: [...records, ...ends]}]);
+        await redraw();
+        const {plot} = plots.charts.first;
+        plot.setCursor({left: plot.valToPos(now - 20, "x"), top: 5});
+        const legend = Object.fromEntries([...document.querySelectorAll("#first .u-series")].map(
+            (line) => [line.querySelector("th").innerText, line.querySelector("td").innerText]));
+        const {plot: steps} = plots.steps;
+        steps.setCursor({left: steps.valToPos(now - 5.5, "x"), top: steps.valToPos(1.5, "y")});
+        Date.now = clock;
+        return {empty, said, legend, unit: plot.axes[1].label,
+            full: document.querySelector("#first .empty").checkVisibility(),
+            over: document.getElementById("over-steps").textContent};
+    """,
+    )
+    assert all(found["empty"])
+    assert found["said"].startswith("The time to the first token appears when a request has ended")
+    assert found["full"] is False
+    assert found["unit"] == "ms"
+    assert list(found["legend"]) == ["time", "a request", "p50", "p90", "p99"]
+    assert re.fullmatch(r"\d\d:\d\d:\d\d", found["legend"]["time"])
+    assert [found["legend"][name] for name in ("p50", "p90", "p99")] == [
+        "200 ms",
+        "300 ms",
+        "300 ms",
+    ]
+    assert re.fullmatch(
+        r"decode, at \d\d:\d\d:\d\d\.\d\d, 2 rows, 2 new tokens, 1\.0 s", found["over"]
+    )
 
 
 def test_the_parts_have_their_reasons(tab: Tab) -> None:
@@ -277,7 +392,7 @@ def test_every_control_is_reached_by_the_tab_key_and_shows_that_it_is(tab: Tab, 
 
 
 @pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [360, 1200])
+@pytest.mark.parametrize("width", [360, 390, 1200, 1400])
 def test_nothing_is_inaccessible_or_wider_than_the_window(
     tab: Tab, width: int, *, dark: bool
 ) -> None:
@@ -289,4 +404,4 @@ def test_nothing_is_inaccessible_or_wider_than_the_window(
         tab.value(f"document.getElementById('tab-{name}').click()")
         found = tab.value("axe.run().then(r => r.violations.map(v => [v.id, v.nodes[0].target]))")
         assert found == [], name
-        assert tab.value("document.documentElement.scrollWidth") <= width
+        assert tab.value("document.documentElement.scrollWidth") <= width, name

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("websockets", reason="websockets is not installed; see `make test-browser`")
 from tests.browser.chromium import Tab, find_chromium
-from tests.browser.page_driver import KEY, STATE, choose, give_key, page_of_two, say, send
+from tests.browser.page_driver import KEY, STATE, choose, give_key, page_of_two, reload, say, send
 
 pytestmark = [
     pytest.mark.browser,
@@ -28,14 +28,6 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
 def value(tab: Tab, name: str) -> str:
     """The value of a control."""
     return str(tab.value(f"document.getElementById({name!r}).value"))
-
-
-def reload(tab: Tab) -> None:
-    """Load the page again, as a person does, and wait for the first figures."""
-    tab.value("window.isOld = true")
-    tab.call("Page.reload")
-    tab.until("!window.isOld && document.readyState === 'complete'")
-    tab.until(f"{STATE} !== 'connecting'")
 
 
 def test_a_message_that_is_sent_before_a_model_is_known_stays(tab: Tab) -> None:
@@ -91,18 +83,18 @@ def test_a_conversation_goes_on_when_a_model_is_compared_or_changed(tab: Tab) ->
 
 def test_a_reload_keeps_the_key_the_prompts_and_the_message(tab: Tab) -> None:
     for name, text in (("system", "You are brief."), ("tools", "[]"), ("message", "Half a")):
-        tab.value("document.querySelector('details').open = true")
+        tab.value("document.getElementById('texts').open = true")
         tab.value(f"document.getElementById({name!r}).focus()")
         tab.type(text)
     reload(tab)
     tab.until(f"{STATE}.startsWith('ready')")
     kept = {name: value(tab, name) for name in ("key", "system", "tools", "message")}
     assert kept == {"key": KEY, "system": "You are brief.", "tools": "[]", "message": "Half a"}
-    assert tab.value("document.querySelector('details').open"), "a prompt in use is seen"
+    assert tab.value("document.getElementById('texts').open"), "a prompt in use is seen"
     stored = "[sessionStorage, localStorage].map((one) => Object.keys(one).sort().join())"
     assert tab.value(stored) == [
-        "enginebay.key,enginebay.message",
-        "enginebay.system,enginebay.tools",
+        "enginebay.chat,enginebay.key,enginebay.message",
+        "enginebay.chats,enginebay.system,enginebay.tools",
     ]
     tab.value("localStorage.clear()")
     for name in ("system", "tools", "message"):
@@ -150,7 +142,7 @@ def test_the_header_and_the_answer_say_what_is_waited_for(tab: Tab) -> None:
 
 
 def test_tokens_per_second_leave_out_the_wait_for_the_first_token(tab: Tab) -> None:
-    facts = tab.value("""import('./chat.js').then(({ Times }) => {
+    facts = tab.value("""import('./stream.js').then(({ Times }) => {
         const clock = performance.now;
         let now = 0;
         performance.now = () => now;

@@ -15,7 +15,7 @@ from tests.docs.test_docs import PAGES, ROOT
 pytestmark = pytest.mark.xdist_group("docs")
 FENCE = re.compile(r"^```(\w+) run\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FAKED = (
-    "README.md-3",
+    "README.md-2",
     "README.md-4",
     "docs/configuration.md-3",
     "docs/engines.md-1",

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 FLAG = re.compile(r"(?:^  |, )(--?[a-z][a-z-]*)", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+PICTURE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)\)")
 TEST_NAME = re.compile(r"tests/[\w/]+\.py::test_\w+")
 PROMISE_ID = re.compile(r"[A-Z]+\d+")
 
@@ -140,6 +141,22 @@ def test_links_lead_somewhere(path: Path) -> None:
     targets = [t for t in LINK.findall(path.read_text(encoding="utf-8")) if "://" not in t]
     lost = [t for t in targets if not leads_somewhere(path, t)]
     assert not lost, "to a page of tools/generated_pages.py, link by its data"
+
+
+def test_pictures_are_there() -> None:
+    for path in PAGES:
+        for target in PICTURE.findall(path.read_text(encoding="utf-8")):
+            assert (path.parent / target).exists(), f"{path.name} shows {target}"
+
+
+def test_figures_of_the_readme_stand_on_the_page_of_performance() -> None:
+    rows = [one for one in (ROOT / "README.md").read_text().splitlines() if one.startswith("| ")]
+    cells = [cell.strip() for row in rows[1:] for cell in row.split("|")[2:-1]]
+    measured = (ROOT / "docs/performance.md").read_text()
+    assert len([cell for cell in cells if cell]) >= 10
+    assert [
+        cell for cell in cells if cell and not re.search(rf"\| {cell}( \|| \()", measured)
+    ] == []
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:

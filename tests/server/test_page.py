@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from enginebay_server.routes_page import FILES, SCRIPTS
+
 if TYPE_CHECKING:
     from enginebay import LLM
     from enginebay.contracts.cache import Lease
@@ -19,13 +21,24 @@ def test_page_and_the_files_that_it_names_are_served_with_a_policy(asker: Asker)
     assert asker.get("/ui").headers["location"] == "/ui/"
     page = asker.get("/ui/")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
-    assert "script-src 'self'" in page.headers["content-security-policy"]
+    policy = page.headers["content-security-policy"]
+    assert {"default-src 'none'", "script-src 'self'", "style-src 'self'"} <= set(
+        policy.split("; ")
+    )
+    assert "unsafe" not in policy
+    assert "http" not in policy
     named = re.findall(r'(?:src|href)="([^"]+)"', page.text)
     files = [name for name in named if not name.startswith("data:")]
-    assert files == ["page.css", "page.js"]
-    imported = re.findall(r'from "\./([^"]+)"', asker.get("/ui/page.js").text)
-    assert imported == ["chat.js", "kept.js", "plots.js"]
-    for name in files + imported:
+    assert files == [
+        *("vendor/uplot.css", "vendor/code-light.css", "vendor/code-dark.css", "page.css"),
+        "page.js",
+    ]
+    scripts = ["page.js"]
+    for script in scripts:  # which grows
+        imported = re.findall(r'from "\./([^"]+)"', asker.get(f"/ui/{script}").text)
+        scripts += [name for name in imported if name not in scripts]
+    assert {f"{name}.js" for name in SCRIPTS} == set(scripts)
+    for name in {*files, *scripts, *FILES}:
         answer = asker.get(f"/ui/{name}")
         assert (answer.status_code, answer.content[:1] != b"") == (200, True)
     assert not re.search(r"https?://", page.text)
@@ -38,11 +51,14 @@ def test_other_files_are_not_served(asker: Asker) -> None:
 
 def test_figures_say_what_is_compiled_and_what_waits(asker: Asker) -> None:
     assert asker.get("/ui/data").json()["queued"] == 0
+    before = asker.get("/ui/data").json()["models"][0]["compile_s"]
     assert asker.get("/ui/data").json()["models"][0]["compiling_s"] is None
     with asker.llm.engine.compilations.timed(), asker.llm.engine.compilations.timed():
         first = asker.get("/ui/data").json()["models"][0]["compiling_s"]
         assert asker.get("/ui/data").json()["models"][0]["compiling_s"] > first > 0
-    assert asker.get("/ui/data").json()["models"][0]["compiling_s"] is None
+    after = asker.get("/ui/data").json()["models"][0]
+    assert after["compiling_s"] is None
+    assert after["compile_s"] > before
 
 
 def test_it_is_shown_what_comes_and_what_stands_in(

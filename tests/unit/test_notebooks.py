@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import html
 import pickle
+import pydoc
+import re
 
 import pytest
 
-from enginebay import LLM, SamplingParams
+from enginebay import LLM, EngineConfig, SamplingParams
 from enginebay.cli.program import main, summaries
 from enginebay.outputs import CompletionOutput, RequestOutput
 from enginebay.shadow_report import LayerDifference, ShadowPhase, ShadowReport
+from enginebay_testing.report import CheckRecord, CheckRecords
 from tests.brief import BRIEF
 from tests.fakes import install
 from tests.unit.serving import SIZES
@@ -24,6 +28,15 @@ def test_the_program_alone_says_what_one_does_first(capsys: pytest.CaptureFixtur
     lines = [line.split() for line in said.splitlines() if line.startswith("  enginebay ")]
     assert len(lines) == EXAMPLES
     assert {words[1] for words in lines} <= set(summaries())
+
+
+def test_the_help_of_llm_has_a_line_for_each_argument_before_its_methods() -> None:
+    said = pydoc.plain(pydoc.render_doc(LLM))
+    lines = said[: said.index("Methods defined here")].splitlines()
+    assert max(map(len, lines)) <= 100
+    named = [found[1] for line in lines if (found := re.match(r" \|      (\w+)  +\w", line))]
+    assert sorted(named) == sorted([*EngineConfig.model_fields, "config", "progress"])
+    assert len(lines) <= len(named) + 25
 
 
 def test_a_plan_is_shown_in_a_line_and_outputs_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,6 +66,25 @@ def test_an_output_is_shown_as_a_table_that_keeps_its_text() -> None:
     assert ">a &lt;b&gt;\n  c</span></td><td>3</td><td>stop</td>" in shown
     assert shown.count("<tr>") == 1 + len(completions)
     assert "2 tokens" in RequestOutput("r", None, [7, 8], [])._repr_html_()
+
+
+def test_records_of_a_check_are_shown_with_what_did_not_pass() -> None:
+    record = CheckRecord(
+        *("kernel:attention:mine", "attention", "mine", "mine", "1", "runs", "cpu", "b1<2>"),
+        verdict="PASS",
+        detail="",
+        error=None,
+        bound=None,
+        seconds=0.1,
+        figures={},
+        traits={},
+    )
+    wrong = dataclasses.replace(record, case="b8", verdict="INCORRECT", detail="row 3 & 4")
+    shown = CheckRecords([record, wrong, record])._repr_html_()
+    assert "<b>2 PASS, 1 INCORRECT</b>" in shown
+    assert "<td>b8</td><td>INCORRECT</td><td>row 3 &amp; 4</td>" in shown
+    assert shown.count("<tr>") == 2
+    assert "<table>" not in CheckRecords([record])._repr_html_()
 
 
 def test_a_shadow_report_is_shown_with_its_worst_layer_and_its_error() -> None:

@@ -209,6 +209,23 @@ eSurge("demo", schedular="fcfs")
 
 
 @pytest.mark.slow  # mypy reads the whole package
+def test_the_scripts_of_the_examples_are_clean_for_a_strict_type_checker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repo_root: Path
+) -> None:
+    api = pytest.importorskip("mypy.api")
+    monkeypatch.chdir(repo_root)
+    settings = ["--config-file", "pyproject.toml", "--strict", "--cache-dir", str(tmp_path)]
+    scripts = sorted(str(path) for path in (repo_root / "docs/examples").glob("*.py"))
+    assert len(scripts) >= 5
+    found, err, status = api.run([*settings, "--follow-imports", "silent", *scripts])
+    assert (found.strip(), err, status) == (
+        f"Success: no issues found in {len(scripts)} source files",
+        "",
+        0,
+    )
+
+
+@pytest.mark.slow  # mypy reads the whole package
 def test_a_type_checker_finds_misspelt_keywords(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repo_root: Path
 ) -> None:

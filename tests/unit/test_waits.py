@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ import pytest
 
 from enginebay import LLM, waits
 from enginebay.cli.generate import after_first
-from enginebay.cli.show import PlainProgress, progress
+from enginebay.cli.show import PlainProgress, count_text, progress
 from enginebay.cli.waiting import plain_waits
 from enginebay.compose import composition
 from enginebay.compose.plan import make_title
@@ -202,6 +203,32 @@ def test_progress_that_is_not_on_a_terminal_is_lines(
     )
 
 
+def test_a_count_of_bytes_is_shown_in_megabytes() -> None:
+    assert count_text(3, 21) == "3 of 21"
+    assert count_text(12_400_000, 1_098_000_000) == "12 of 1,098 MB"
+
+
+def test_bars_on_a_terminal_show_counts_and_the_time_that_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = io.StringIO()
+    screen.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    with progress() as report:
+        for done in (1, 2, 3):
+            report("compiling", done, 9)
+            time.sleep(0.01)
+        end_s = time.monotonic() + DEADLOCK_S
+        left = re.compile(r"3 of 9 +\d\d:\d\d +compiling")
+        plain = ""
+        while not left.search(plain) and time.monotonic() < end_s:
+            plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
+            time.sleep(0.02)
+    assert left.search(plain), plain
+
+
 def test_bars_on_a_terminal_name_what_is_waited_for(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +247,12 @@ def test_bars_on_a_terminal_name_what_is_waited_for(
                 "compiling decode 8 rows, for engine vinference, attention native"
                 in screen.getvalue()
             )
+        drawn = "attention native"  # a frame that was being drawn when the wait ended has it
+        while (not drawn or "attention native" in drawn) and time.monotonic() < end_s:
+            screen.seek(0)
+            screen.truncate()
+            time.sleep(0.15)
+            drawn = screen.getvalue()
         screen.seek(0)
         screen.truncate()
         report("measuring", 1, 2)

@@ -69,6 +69,25 @@ def test_the_templates_of_new_plugins_are_in_the_wheel(
     assert {f"enginebay/cli/templates/{path.name}" for path in templates} <= set(wheel.namelist())
 
 
+def test_libraries_of_the_page_are_in_the_wheel_with_their_licences(
+    wheel: zipfile.ZipFile, repo_root: Path
+) -> None:
+    folder = "enginebay_server/ui/vendor/"
+    found = {name.removeprefix(folder) for name in wheel.namelist() if name.startswith(folder)}
+    assert found == {
+        *("LICENSES.txt", "code-dark.css", "code-light.css", "highlight.js", "marked.js"),
+        *("purify.js", "uplot.css", "uplot.js"),
+    }
+    licences = wheel.read(f"{folder}LICENSES.txt").decode()
+    for library in ("marked", "DOMPurify", "highlight.js", "uPlot"):
+        assert f": {library} " in licences
+    assert any(
+        name.endswith("ui/vendor/LICENSES.txt")
+        for name in wheel.namelist()
+        if ".dist-info/licenses/" in name
+    )
+
+
 def test_every_package_folder_of_the_tree_is_declared(
     repo_root: Path, project: dict[str, Any]
 ) -> None:

@@ -19,18 +19,25 @@ from enginebay_server.metrics import ModelMetrics
 from enginebay_server.routes_generate import as_json
 from enginebay_server.state import AppState
 
+SCRIPTS = (
+    *("page", "charts", "chat", "copying", "history", "kept", "markdown", "plots", "stream"),
+    *("turns", "vendor/highlight", "vendor/marked", "vendor/purify", "vendor/uplot"),
+)
+STYLES = ("page", "vendor/code-dark", "vendor/code-light", "vendor/uplot")
 FILES = {
     "index.html": "text/html; charset=utf-8",
-    "page.js": "text/javascript; charset=utf-8",
-    "plots.js": "text/javascript; charset=utf-8",
-    "chat.js": "text/javascript; charset=utf-8",
-    "kept.js": "text/javascript; charset=utf-8",
-    "page.css": "text/css; charset=utf-8",
+    **{f"{name}.js": "text/javascript; charset=utf-8" for name in SCRIPTS},
+    **{f"{name}.css": "text/css; charset=utf-8" for name in STYLES},
+    "vendor/LICENSES.txt": "text/plain; charset=utf-8",
 }
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types dompurify"
 )
-"""The page loads nothing from other hosts, and runs no inline script."""
+"""The page loads nothing from other hosts, runs no inline script, and makes HTML only of what
+DOMPurify has sanitised.
+"""
 
 
 def page_routes(state: AppState) -> APIRouter:
@@ -91,6 +98,7 @@ class ModelView:
             "running": counts.running,
             "waiting": counts.waiting,
             "compiled": llm.engine.compilations.count,
+            "compile_s": llm.engine.compilations.seconds,
             "compiling_s": llm.engine.compilations.running_s,
             "coming": [str(key) for key in llm.engine.compilations.coming],
             "num_stand_ins": llm.engine.compilations.stand_ins.total(),

@@ -45,13 +45,22 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
         yield PlainProgress().report
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
     from rich.table import Column
 
     columns = (
         TimeElapsedColumn(table_column=Column(min_width=7, no_wrap=True)),
         BarColumn(bar_width=12, table_column=Column(min_width=12)),
         TaskProgressColumn(table_column=Column(min_width=4)),
+        TextColumn("{task.fields[count]}", table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
         TextColumn("{task.description}", table_column=Column(overflow="fold")),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
@@ -59,11 +68,19 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
 
         def report(what: str, done: int, total: int) -> None:
             if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done, total=total, visible=done < total)
+                tasks[what] = bars.add_task(what, total=total, count="")
+            one, count = tasks[what], count_text(done, total)
+            bars.update(one, completed=done, total=total, visible=done < total, count=count)
 
         with shown_by(WaitBars(bars)):
             yield report
+
+
+def count_text(done: int, total: int) -> str:
+    """Return "3 of 21"; megabytes for numbers that only bytes reach."""
+    if total < 1_000_000:
+        return f"{done} of {total}"
+    return f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
 
 
 @dataclasses.dataclass
@@ -79,7 +96,7 @@ class PlainProgress:
         now_s = time.monotonic()
         if now_s > self.next_s.setdefault(what, now_s + waits.PATIENCE_S):
             self.next_s[what] = now_s + waits.REPEAT_S
-            print(f"enginebay: {what}: {done} of {total}", file=sys.stderr, flush=True)
+            print(f"enginebay: {what}: {count_text(done, total)}", file=sys.stderr, flush=True)
 
 
 class WaitBars(logging.Handler):
@@ -97,7 +114,7 @@ class WaitBars(logging.Handler):
             self._bars.remove_task(self._tasks.pop(key))
         elif not ended and key not in self._tasks:
             self._tasks[key] = self._bars.add_task(
-                record.getMessage().removesuffix(" ..."), total=None
+                record.getMessage().removesuffix(" ..."), total=None, count=""
             )
 
 

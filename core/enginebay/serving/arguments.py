@@ -1,11 +1,17 @@
-"""Checks the keywords of LLM's methods, so that an error names the method that was called."""
+"""Checks the keywords of LLM's methods, so that an error names the method that was called, and
+describes those of LLM in its help.
+"""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
+
+from pydantic.fields import FieldInfo
 
 from enginebay.errors import KeywordError, nearest
 from enginebay.types import SamplingParams
@@ -40,6 +46,18 @@ def checks_keywords(fields: Any) -> Callable[[Method], Method]:
         return cast("Method", call)
 
     return decorate
+
+
+def argument_lines(fields: Mapping[str, FieldInfo]) -> str:
+    """Return a line for each field: its name, and how its description begins."""
+    width = max(map(len, fields))
+    lines = []
+    for name, field in fields.items():
+        begin = re.split(r"[.;] ", field.description or "")[0]
+        lines.append(
+            f"    {name:{width}}  {textwrap.shorten(begin, 90 - width, placeholder=' ...')}"
+        )
+    return "\n".join(lines)
 
 
 def _known(method: Callable[..., Any], fields: Any) -> frozenset[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from enginebay.contracts.text import Tokenizer
 from enginebay.errors import ConfigError, RequestError, StoppedError
 from enginebay.outputs import RequestOutput
 from enginebay.serving.abilities import Abilities
-from enginebay.serving.arguments import check_keywords, checks_keywords
+from enginebay.serving.arguments import argument_lines, check_keywords, checks_keywords
 from enginebay.serving.events import AsyncEvents, Events
 from enginebay.serving.loop import EngineLoop
 from enginebay.serving.prepare import Param, Params, Preparer, check_streamable
@@ -48,8 +49,13 @@ class LLM:
     """A model, loaded into an engine that runs on a thread of its own. Use it in a `with` block, or
     call close() at the end.
 
-    Methods may be called from several threads at the same time: the engine batches all their
-    requests together.
+        with LLM("demo", engine="oengine", max_model_len=256) as llm:
+            [output] = llm.generate("Once upon a time", SamplingParams(max_tokens=16))
+            print(output.outputs[0].text)
+
+    generate, chat and embed return whole results, stream and chat_stream pieces as they come; the
+    same with an `a` before the name is for asyncio. Methods may be called from several threads at
+    the same time: the engine batches all their requests together.
     """
 
     def __init__(
@@ -60,10 +66,7 @@ class LLM:
         progress: Progress | None = None,
         **choices: Unpack[EngineChoices],
     ) -> None:
-        """Load `model`: "demo", a folder, or a Hugging Face hub id.
-
-        Pass either options of EngineConfig as keywords (`LLM("demo", engine="oengine")`) or a whole
-        `config`. `progress` is called while the model loads.
+        """Load `model`, with options of EngineConfig as keywords, or as a whole `config`.
 
         Raises ConfigError for an option that is unknown or has a wrong value, CheckpointError for a
         model that cannot be loaded, and UnsupportedError for a plugin that cannot run this model or
@@ -447,3 +450,12 @@ class LLM:
         check_keywords(LLM.achat, options, ChatKeywords)
         prompt, turn = await in_thread(lambda: self._rendered(messages, **options))
         return (await self.agenerate([prompt], params, **turn))[0]
+
+
+LLM.__doc__ = f"""{inspect.cleandoc(LLM.__doc__ or "")}
+
+Arguments (EngineConfig says more of each):
+{argument_lines(EngineConfig.model_fields)}
+    config                   an EngineConfig, in place of all others
+    progress                 function (what, done, total) that is called while the model loads
+"""

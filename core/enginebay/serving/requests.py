@@ -11,7 +11,7 @@ from typing import Protocol
 
 from enginebay.contracts.text import Tokenizer
 from enginebay.errors import RequestError, shown
-from enginebay.outputs import RequestOutput
+from enginebay.outputs import RequestMetrics, RequestOutput
 from enginebay.serving.assemble import CompletionReader
 from enginebay.serving.choice import BestOf
 from enginebay.serving.events import Event, EventReader, LoopWakers, RequestEnded
@@ -146,7 +146,7 @@ class Completion:
             self.prompt_token_ids,
             completions,
             finished=True,
-            metrics=metrics,
+            metrics=metrics or RequestMetrics(),
             tokens_per_second=0.0 if metrics is None else metrics.tokens_per_second,
             num_generated_tokens=sum([len(one.token_ids) for one in made]),
             prompt_logprobs=readers[0].prompt_logprobs,

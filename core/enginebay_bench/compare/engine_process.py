@@ -58,7 +58,6 @@ def answer_run(llm: LLM, run: dict[str, Any]) -> list[dict[str, Any]]:
     records = []
     for output in outputs:
         [completion], metrics = output.outputs, output.metrics
-        assert metrics is not None, "LLM.generate returns metrics"
         record = {
             "token_ids": completion.token_ids,
             "text": completion.text,

@@ -1,74 +1,26 @@
 // A conversation with one model, or with two side by side. Answers stream.
 
+import { History } from "./history.js";
 import { keep } from "./kept.js";
+import { fill, messagesOf, newAnswer } from "./stream.js";
+import { AnswerView, MessageView, add } from "./turns.js";
 
 const $ = (id) => document.getElementById(id);
 
-// Reads the data of server-sent events from a response, one by one.
-async function* eventsOf(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const parts = (rest + value).split("\n\n");
-    rest = parts.pop();
-    for (const part of parts) {
-      const data = part.split("\n").filter((line) => line.startsWith("data: ")).map((line) => line.slice(6)).join("\n");
-      if (data === "[DONE]") return;
-      if (data) yield JSON.parse(data);
-    }
-  }
-}
-
-// When the tokens of an answer came. Its figures mean what they mean in the command line's chat: tokens per second are
-// those after the first token, which the time to the first token leaves out.
-export class Times {
-  constructor() {
-    this.began = performance.now();
-    this.tokens = 0;
-    this.first = null; // when the first tokens came, and how many
-    this.last = null;
-  }
-
-  // Takes the usage of an event, which counts all tokens so far. `isChoice`: the event is part of the answer.
-  add(usage, isChoice) {
-    if (!usage?.completion_tokens) return;
-    this.tokens = usage.completion_tokens;
-    if (!isChoice) return;
-    this.last = performance.now();
-    this.first ??= { at: this.last, tokens: this.tokens };
-  }
-
-  facts() {
-    if (!this.first) return [];
-    const facts = [`${this.tokens} tokens`];
-    const seconds = (this.last - this.first.at) / 1000;
-    const after = this.tokens - this.first.tokens;
-    if (after > 0 && seconds > 0) facts.push(`${(after / seconds).toFixed(1)} tokens/s`);
-    return [...facts, `first token after ${((this.first.at - this.began) / 1000).toFixed(2)} s`];
-  }
-}
-
-function add(parent, kind, text = "") {
-  const element = document.createElement("div");
-  element.className = kind;
-  element.textContent = text;
-  parent.append(element);
-  return element;
-}
-
 // One column: a conversation, whose next answer comes from `model`.
 class Pane {
-  // `origin`: the column whose conversation this one continues, if any.
-  constructor(model, parent, origin) {
-    this.messages = structuredClone(origin?.messages ?? []);
-    this.box = add(parent, "pane");
+  // `chat` is asked to edit a message and to retry an answer; `turns` are those that the column begins with.
+  constructor(model, chat, turns = []) {
+    this.chat = chat;
+    this.turns = [];
+    this.views = [];
+    this.box = add($("panes"), "pane");
     this.box.tabIndex = 0;
     this.box.setAttribute("role", "log");
-    this.title = document.createElement("h3");
-    this.box.append(this.title, ...[...(origin?.box.children ?? [])].slice(1).map((turn) => turn.cloneNode(true)));
+    this.title = add(this.box, "", "", "h3");
     this.use(model);
+    for (const turn of turns) this.view(structuredClone(turn));
+    this.settle();
   }
 
   // Answers come from this model from now on.
@@ -78,78 +30,52 @@ class Pane {
     this.box.setAttribute("aria-label", `Conversation with ${model}`);
   }
 
-  // Shows what the answer waits for until the returned function is called.
-  wait(turn, began, waitedFor) {
-    const element = add(turn, "waiting");
-    element.setAttribute("aria-live", "off");
-    const show = () => {
-      const seconds = Math.round((performance.now() - began) / 1000);
-      element.textContent = `waiting for the first token, ${seconds} s: ${waitedFor(this.model)}`;
-    };
-    show();
-    const timer = setInterval(show, 1000);
-    return () => {
-      clearInterval(timer);
-      element.remove();
-    };
+  view(turn) {
+    const place = this.turns.push(turn) - 1;
+    const made = turn.role === "user"
+      ? new MessageView(this.box, turn, (text) => this.chat.edit(place, text))
+      : new AnswerView(this.box, turn, () => this.chat.retry(this));
+    this.views.push(made);
+    return made;
   }
 
-  // Returns whether the model answered, or was stopped while it did.
-  async ask(text, options, headers, signal, waitedFor) {
-    add(this.box, "turn user", text);
-    this.messages.push({ role: "user", content: text });
-    const turn = add(this.box, "turn assistant");
-    const answer = { role: "assistant", content: "" };
-    const calls = [];
-    const parts = {};
-    const part = (kind) => (parts[kind] ??= add(turn, kind));
-    const times = new Times();
-    const endWait = this.wait(turn, times.began, waitedFor);
-    this.box.scrollTop = this.box.scrollHeight;
-    let reason = "";
-    try {
-      const system = $("system").value.trim();
-      const messages = system ? [{ role: "system", content: system }, ...this.messages] : this.messages;
-      const stream_options = { include_usage: true, continuous_usage_stats: true };
-      const response = await fetch("../v1/chat/completions", {
-        method: "POST",
-        headers: { "Content-Type": "application/json", ...headers },
-        body: JSON.stringify({ model: this.model, messages, stream: true, stream_options, ...options }),
-        signal,
-      });
-      if (!response.ok) throw new Error((await response.json()).error.message);
-      for await (const event of eventsOf(response)) {
-        if (event.error) throw new Error(event.error.message);
-        const choice = event.choices?.[0];
-        times.add(event.usage, Boolean(choice));
-        if (times.tokens) endWait();
-        if (!choice) continue;
-        reason = choice.finish_reason ?? reason;
-        const { content, reasoning_content: thought, tool_calls: called } = choice.delta;
-        if (thought) part("thought").textContent += thought;
-        if (content) {
-          answer.content += content;
-          part("text").textContent += content;
-        }
-        for (const call of called ?? []) {
-          calls[call.index] ??= { id: call.id, type: "function", function: { name: "", arguments: "" } };
-          calls[call.index].function.name += call.function?.name ?? "";
-          calls[call.index].function.arguments += call.function?.arguments ?? "";
-          part(`call call-${call.index}`).textContent = `${calls[call.index].function.name}(${calls[call.index].function.arguments})`;
-        }
-        this.box.scrollTop = this.box.scrollHeight;
-      }
-    } catch (error) {
-      if (error.name !== "AbortError") add(this.box, "turn error", error.message);
-      reason = error.name === "AbortError" ? "stopped" : "error";
-    }
+  // Only the last answer can be asked for again.
+  settle() {
+    for (const [place, view] of this.views.entries()) if (view.retry) view.retry.hidden = place < this.views.length - 1;
+  }
+
+  // Forgets the turns from a place on.
+  cut(place) {
+    this.turns.splice(place);
+    for (const view of this.views.splice(place)) view.box.remove();
+  }
+
+  // Returns whether the model answered the last message, or was stopped while it did.
+  async answer(options, headers, signal, waitedFor) {
+    const system = $("system").value.trim();
+    const messages = [...(system ? [{ role: "system", content: system }] : []), ...messagesOf(this.turns)];
+    const turn = newAnswer();
+    const view = this.view(turn);
+    this.settle();
+    this.box.setAttribute("aria-busy", "true"); // a screen reader waits for the whole answer
+    const endWait = view.wait(() => waitedFor(this.model));
+    this.follow();
+    view.shown = () => this.isFollowed && this.follow();
+    await fill(turn, { model: this.model, messages, ...options }, headers, signal, (tokens) => {
+      this.isFollowed = this.box.scrollHeight - this.box.scrollTop - this.box.clientHeight < 60;
+      if (tokens) endWait();
+      view.change();
+    });
     endWait();
-    if (calls.length) answer.tool_calls = calls.filter(Boolean);
-    if (reason !== "error") this.messages.push(answer);
-    else this.messages.pop();
-    add(this.box, "facts", [reason, ...times.facts()].join(" · "));
+    view.end();
+    this.box.removeAttribute("aria-busy");
+    if (this.isFollowed) this.follow();
+    return turn.reason !== "error";
+  }
+
+  follow() {
+    this.isFollowed = true;
     this.box.scrollTop = this.box.scrollHeight;
-    return reason !== "error";
   }
 }
 
@@ -161,6 +87,11 @@ export class Chat {
     this.state = state;
     this.panes = [];
     this.abort = null;
+    const chosen = (panes) => {
+      this.open(panes);
+      $("message").focus();
+    };
+    this.history = new History(chosen, () => this.leave());
     $("send").addEventListener("submit", (event) => {
       event.preventDefault();
       this.send();
@@ -171,15 +102,34 @@ export class Chat {
       this.send();
     });
     $("stop").addEventListener("click", () => this.abort?.abort());
-    $("clear").addEventListener("click", () => this.clear());
+    $("clear").addEventListener("click", () => {
+      this.leave();
+      this.history.begin();
+      chosen([]);
+    });
+    window.addEventListener("pagehide", () => this.save());
+    this.open(this.history.current());
   }
 
-  clear() {
+  // Shows a conversation of the browser's storage, or none.
+  open(panes) {
     this.abort?.abort();
-    this.panes = [];
     $("panes").replaceChildren();
     $("note").textContent = "";
-    $("message").focus();
+    this.panes = panes.map(({ model, turns }) => new Pane(model, this, turns));
+    for (const pane of this.panes) pane.follow();
+  }
+
+  // Keeps the conversation. An answer that still comes is kept as if it were stopped.
+  save() {
+    const kept = (turn) => (turn.reason === "" ? { ...turn, reason: "stopped" } : turn);
+    this.history.save(this.panes.map(({ model, turns }) => ({ model, turns: turns.map(kept) })));
+  }
+
+  // Ends what runs, before another conversation is shown.
+  leave() {
+    this.save();
+    this.abort?.abort();
   }
 
   options() {
@@ -198,13 +148,29 @@ export class Chat {
     return options;
   }
 
+  // The chosen models and options; null, with a note that says why, when nothing can be sent.
+  choices() {
+    const models = [$("model").value, $("other").value].filter(Boolean);
+    $("note").textContent = "";
+    if (!models.length) {
+      $("note").textContent = `Not sent: no model is known yet (${this.state()}).`;
+      return null;
+    }
+    try {
+      return { models, options: this.options() };
+    } catch (error) {
+      $("note").textContent = `The tools are not JSON: ${error.message}`;
+      return null;
+    }
+  }
+
   // A column for each chosen model. A column keeps its conversation when another model is chosen for it, and a second
   // column begins with the conversation of the first.
   arrange(models) {
     for (const pane of this.panes.splice(models.length)) pane.box.remove();
     for (const [place, model] of models.entries()) {
       if (this.panes[place]) this.panes[place].use(model);
-      else this.panes.push(new Pane(model, $("panes"), this.panes[0]));
+      else this.panes.push(new Pane(model, this, this.panes[0]?.turns));
     }
   }
 
@@ -212,32 +178,61 @@ export class Chat {
   async send() {
     const text = $("message").value.trim();
     if (!text || this.abort) return;
-    const models = [$("model").value, $("other").value].filter(Boolean);
-    $("note").textContent = "";
-    if (!models.length) {
-      $("note").textContent = `Not sent: no model is known yet (${this.state()}).`;
-      return;
-    }
-    let options;
-    try {
-      options = this.options();
-    } catch (error) {
-      $("note").textContent = `The tools are not JSON: ${error.message}`;
-      return;
-    }
-    this.arrange(models);
+    const chosen = this.choices();
+    if (!chosen) return;
     this.write("");
-    this.abort = new AbortController();
-    const { signal } = this.abort;
-    $("go").disabled = true;
-    $("stop").disabled = false;
+    const answered = await this.say(text, chosen);
+    if (!answered && !$("message").value) this.write(text);
+  }
+
+  // Puts another text in the place of a message, in every column; what followed it is forgotten. Returns whether it does.
+  edit(place, text) {
+    const chosen = this.abort ? null : this.choices();
+    if (!chosen) return false;
+    for (const pane of this.panes) pane.cut(place);
+    this.say(text, chosen);
+    $("message").focus();
+    return true;
+  }
+
+  async say(text, { models, options }) {
+    this.arrange(models);
+    for (const pane of this.panes) pane.view({ role: "user", content: text });
+    return this.answers(this.panes, options);
+  }
+
+  // Asks one column for another answer, in the place of its last one.
+  async retry(pane) {
+    const chosen = this.abort ? null : this.choices();
+    if (!chosen) return;
+    const models = chosen.models[this.panes.indexOf(pane)];
+    if (models) pane.use(models);
+    const message = pane.turns.at(-2).content;
+    pane.cut(pane.turns.length - 1);
+    $("message").focus();
+    if (await this.answers([pane], chosen.options)) {
+      if ($("message").value === message) this.write(""); // it came back when the first answer failed
+    }
+  }
+
+  // Lets columns answer their last message; returns whether one of them did.
+  async answers(panes, options) {
+    const abort = (this.abort = new AbortController());
+    this.setBusy(true);
+    this.save();
     const answered = await Promise.all(
-      this.panes.map((pane) => pane.ask(text, options, this.headers(), signal, this.waitedFor)),
+      panes.map((pane) => pane.answer(options, this.headers(), abort.signal, this.waitedFor)),
     );
-    if (!answered.includes(true) && !$("message").value) this.write(text);
     this.abort = null;
-    $("go").disabled = false;
-    $("stop").disabled = true;
+    this.setBusy(false);
+    if (panes.every((pane) => this.panes.includes(pane))) this.save(); // else another conversation was opened
+    return answered.includes(true);
+  }
+
+  setBusy(isBusy) {
+    $("go").disabled = isBusy;
+    $("stop").disabled = !isBusy;
+    $("panes").classList.toggle("busy", isBusy);
   }
 
   write(text) {

@@ -5,7 +5,7 @@ const STORES = { key: "sessionStorage", message: "sessionStorage", system: "loca
 const $ = (id) => document.getElementById(id);
 
 // A browser may forbid a page to keep anything; the page then works without.
-function attempt(what) {
+export function attempt(what) {
   try {
     return what();
   } catch {

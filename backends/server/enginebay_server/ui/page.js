@@ -97,8 +97,11 @@ async function explain() {
     const title = document.createElement("h3");
     title.textContent = `${name}, family ${record.family}`;
     const table = document.createElement("table");
-    table.append(row("th", ["setting", "chosen", "why"]));
-    for (const choice of record.choices) table.append(row("td", [choice.setting, choice.chosen, choice.why]));
+    table.append(row("th", ["setting", "chosen", "why", "refused"]));
+    for (const { setting, chosen, why, refused } of record.choices) {
+      const others = refused.map((one) => `${one.name}: ${one.reason}`).join("; ");
+      table.append(row("td", [setting, chosen, why, others]));
+    }
     tables.push(title, table);
   }
   $("explained").replaceChildren(...tables);
@@ -114,6 +117,14 @@ function row(kind, texts) {
   }
   return line;
 }
+
+// What a small window folds, a large one shows.
+const wide = matchMedia("(min-width: 900px)");
+const unfold = () => {
+  for (const id of ["past", "numbers"]) $(id).open = wide.matches;
+};
+wide.addEventListener("change", unfold);
+unfold();
 
 // Tabs: arrows move between them, as the pattern of ARIA has it.
 const tabs = [...document.querySelectorAll("[role=tab]")];
