@@ -70,6 +70,9 @@ def tiny_config(family: ModelFamily) -> dict[str, Any]:
         "rotary_dim": 4,
         "attention_types": [[["global", "local"], 1]],
         "num_dense_layers": 1,
+        "layers_block_type": ["mamba", "attention"],
+        "mamba_n_heads": 4,
+        "mamba_d_ssm": 64,
     }
 
 

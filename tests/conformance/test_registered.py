@@ -81,10 +81,21 @@ STORAGES = ("int8", "uint4", "fp8")
 
 RARE_FAMILIES = (
     *("apertus", "arcee", "bloom", "codegen", "cohere", "cohere2", "deepseek_v3", "dots1"),
-    *("ernie4_5", "ernie4_5_moe", "exaone4", "falcon", "gemma", "gemma2", "glm4", "glm4_moe"),
+    *(
+        "ernie4_5",
+        "ernie4_5_moe",
+        "exaone4",
+        "falcon",
+        "falcon_h1",
+        "gemma",
+        "gemma2",
+        "glm4",
+        "glm4_moe",
+    ),
     *("glm4_moe_lite", "gpt2", "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite"),
     *(
         "granitemoe",
+        "granitemoehybrid",
         "granitemoeshared",
         "helium",
         "hunyuan_v1_dense",

@@ -42,6 +42,16 @@ GRANITE_MOE: dict[str, tuple[Any, ...]] = RMS | {
     "num_local_experts": (4, 8),
     "num_experts_per_tok": (1, 2, 4),
 }
+MAMBA: dict[str, tuple[Any, ...]] = {
+    "mamba_n_heads": (4, 8),
+    "mamba_n_groups": (1, 2, 4),
+    "mamba_d_state": (8, 24),
+    "mamba_d_conv": (2, 3, 4),
+    "mamba_chunk_size": (8, 256),
+    "mamba_conv_bias": BOOL,
+    "mamba_proj_bias": BOOL,
+    "time_step_limit": ([0.0, float("inf")], [0.0001, 100.0]),
+}
 GPTJ: dict[str, tuple[Any, ...]] = {
     "n_embd": (64,),
     "n_head": (4, 8),
@@ -175,6 +185,24 @@ def convs(rng: random.Random) -> dict[str, Any]:
     """The first layer has attention, as `Zoo.fields` may say that there is no other."""
     kinds = ("conv", "conv", "full_attention")
     return {"layer_types": ["full_attention", *(rng.choice(kinds) for _ in range(7))]}
+
+
+def falcon_h1_multipliers(rng: random.Random) -> dict[str, Any]:
+    """Multipliers, each 1, absent or another number."""
+    names = ("embedding", "lm_head", "key", "attention_in", "attention_out", "ssm_in", "ssm_out")
+    found: dict[str, Any] = {
+        f"{name}_multiplier": rng.choice((1.0, 0.25, 1.5)) for name in names if rng.random() < 0.7
+    }
+    for name, count in (("mlp", 2), ("ssm", 5)):
+        if rng.random() < 0.7:
+            found[f"{name}_multipliers"] = [rng.choice((0.5, 1.0, 1.25)) for _ in range(count)]
+    return found
+
+
+def mambas(rng: random.Random) -> dict[str, Any]:
+    """Layers with Mamba-2 behind one with attention, in older or newer names."""
+    attention, mamba = rng.choice((("attention", "mamba"), ("full_attention", "linear_attention")))
+    return {"layer_types": [attention, *(rng.choice((mamba, mamba, attention)) for _ in range(7))]}
 
 
 def gpt_neo_layers(rng: random.Random) -> dict[str, Any]:

@@ -127,6 +127,20 @@ ZOOS: dict[str, Zoo] = {
         },
         draws.both(draws.rope(), draws.falcon_layers),
     ),
+    "falcon_h1": Zoo(
+        {"falcon_h1": "FalconH1ForCausalLM"},
+        draws.RMS
+        | draws.MAMBA
+        | {
+            "attention_bias": draws.BOOL,
+            "mlp_bias": draws.BOOL,
+            "projectors_bias": draws.BOOL,
+            "mamba_d_ssm": (None, 32, 64),
+            "mamba_rms_norm": draws.BOOL,
+            "mamba_norm_before_gate": draws.BOOL,
+        },
+        draws.both(draws.rope(), draws.falcon_h1_multipliers),
+    ),
     "gemma": Zoo(
         {"gemma": "GemmaForCausalLM"},
         draws.RMS | {"head_dim": (8, 16), "attention_bias": draws.BOOL},
@@ -229,6 +243,18 @@ ZOOS: dict[str, Zoo] = {
         draws.rope(),
     ),
     "granitemoe": Zoo({"granitemoe": "GraniteMoeForCausalLM"}, draws.GRANITE_MOE, draws.rope()),
+    "granitemoehybrid": Zoo(
+        {"granitemoehybrid": "GraniteMoeHybridForCausalLM"},
+        draws.GRANITE_MOE
+        | draws.MAMBA
+        | {
+            "num_local_experts": (0, 4, 8),
+            "shared_intermediate_size": (24, 56),
+            "position_embedding_type": (None, "nope", "rope", "rope"),
+            "mamba_expand": (1, 2),
+        },
+        draws.both(draws.rope(), draws.mambas),
+    ),
     "granitemoeshared": Zoo(
         {"granitemoeshared": "GraniteMoeSharedForCausalLM"},
         draws.GRANITE_MOE | {"shared_intermediate_size": (0, 24, 56)},

@@ -26,6 +26,7 @@ NEUTRAL = """
     router_aux_loss_coef use_cache n_ctx
     attention_softmax_in_fp32 scale_attention_softmax_in_fp32
     bos_token_id eod_token_id eos_token_id pad_token_id
+    mamba_chunk_size num_logits_to_keep
 """
 """Fields of training, of what transformers returns, of what it does not read, and of generation,
 which the core reads.
@@ -43,6 +44,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4": ("Exaone4Config", {"layer_types": ["full_attention", "sliding_attention"]} | ROPE),
     "falcon": ("FalconConfig", {"ffn_hidden_size": 40, "num_ln_in_parallel_attn": 1} | ROPE),
     "glm4_moe": ("Glm4MoeConfig", ROPE),
+    "falcon_h1": (
+        "FalconH1Config",
+        {"time_step_limit": [0.1, 0.2], "mlp_multipliers": [0.5, 0.25], "mamba_d_head": 12}
+        | {"ssm_multipliers": [0.5] * 5}
+        | ROPE,
+    ),
     "gpt_bigcode": ("GPTBigCodeConfig", {"n_inner": 40}),
     "gpt_neo": ("GPTNeoConfig", {"attention_types": [[["local"], 2]], "intermediate_size": 40}),
     "glm4_moe_lite": ("Glm4MoeLiteConfig", ROPE),
@@ -53,6 +60,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gptj": ("GPTJConfig", {"n_inner": 40}),
     "granitemoe": ("GraniteMoeConfig", ROPE),
+    "granitemoehybrid": (
+        "GraniteMoeHybridConfig",
+        {"layer_types": ["attention", "mamba", "attention"], "time_step_limit": [0.1, 0.2]}
+        | {"position_embedding_type": "rope", "mamba_d_head": 12}
+        | ROPE,
+    ),
     "granitemoeshared": ("GraniteMoeSharedConfig", ROPE),
     "helium": ("HeliumConfig", ROPE),
     "hunyuan_v1_dense": ("HunYuanDenseV1Config", ROPE),
@@ -76,6 +89,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 NEEDED: dict[tuple[str, str], dict[str, Any]] = {
     ("ernie4_5_moe", "moe_layer_interval"): {"moe_layer_start_index": 0},
+    ("falcon_h1", "mamba_expand"): {"mamba_d_ssm": None, "mamba_d_head": "auto"},
     ("falcon", "multi_query"): {"new_decoder_architecture": False, "num_kv_heads": None},
     ("lfm2_moe", "num_hidden_layers"): {"layer_types": None, "full_attn_idxs": [1]},
     ("ministral", "num_hidden_layers"): {"layer_types": None},

@@ -111,6 +111,16 @@ PARAMETERS: dict[str, dict[str, str]] = {
         "state": "lengths",
         "batch": "rows",
     },
+    "ssd_scan": {
+        "x": "head_dim",
+        "dt": "decay",
+        "decay": "decay",
+        "b": "groups",
+        "c": "state_size",
+        "skip": "skip",
+        "state": "lengths",
+        "batch": "rows",
+    },
     "lora": {
         "y": "y_dtype",
         "x": "inputs",

@@ -77,7 +77,7 @@ ALLOWED = (
     Shared(
         "the op of that name: implementations, partition rules, the kit's programs and reference",
         "add_rms_norm embedding grouped_linear kv_write linear lora rms_norm rope sample"
-        " short_conv",
+        " short_conv ssd_scan",
         "enginebay_xla.* enginebay_lora.* enginebay_native.* enginebay_samplers.*"
         " enginebay_testing.oracle",
     ),

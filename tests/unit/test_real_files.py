@@ -46,6 +46,8 @@ PUBLISHED = {
     "google/gemma-3-1b-it": ("Gemma3ForCausalLM", "gemma3_text"),
     "google/gemma-3-4b-it": ("Gemma3ForConditionalGeneration", "gemma3"),
     "HuggingFaceTB/SmolLM3-3B": ("SmolLM3ForCausalLM", "smollm3"),
+    "ibm-granite/granite-4.0-h-tiny": ("GraniteMoeHybridForCausalLM", "granitemoehybrid"),
+    "ibm-granite/granite-4.0-micro": ("GraniteMoeHybridForCausalLM", "granitemoehybrid"),
     "ibm-granite/granite-3.0-1b-a400m-base": ("GraniteMoeForCausalLM", "granitemoe"),
     "ibm-granite/granite-3.3-2b-instruct": ("GraniteForCausalLM", "granite"),
     "ibm-research/moe-7b-1b-active-shared-experts": (
@@ -66,6 +68,7 @@ PUBLISHED = {
     "mistralai/Mistral-7B-v0.1": ("MistralForCausalLM", "mistral"),
     "mistralai/Mixtral-8x7B-v0.1": ("MixtralForCausalLM", "mixtral"),
     "mosaicml/mpt-7b": ("MPTForCausalLM", "mpt"),
+    "tiiuae/Falcon-H1-1.5B-Deep-Instruct": ("FalconH1ForCausalLM", "falcon_h1"),
     "transformers' own Ministral": ("MinistralForCausalLM", "ministral"),
     "transformers' own Ministral 3": ("Ministral3ForCausalLM", "ministral3"),
     "transformers' own MPT": ("MptForCausalLM", "mpt"),

@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
         help="faults, or right kernels, by name; all of them without one",
     )
     parser.add_argument("--half", choices=("A", "B"), help="the faults of one half")
-    parser.add_argument("--sample", action="store_true", help="the sixteen that CI runs")
+    parser.add_argument("--sample", action="store_true", help="the seventeen that CI runs")
     parser.add_argument(
         "--pairs",
         action="store_true",

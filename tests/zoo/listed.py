@@ -18,6 +18,8 @@ OURS: tuple[tuple[str, str], ...] = (
     ("all_gather", "enginebay_xla.collectives:all_gather"),
     ("all_to_all", "enginebay_xla.collectives:all_to_all"),
     ("short_conv", "enginebay_xla.short_conv:short_conv"),
+    ("ssd_scan", "enginebay_xla.ssd_scan:ssd_scan"),
+    ("ssd_scan", "enginebay_xla.ssd_scan:ssd_scan_reference"),
     ("lora", "enginebay_lora.xla:lora"),
     ("rms_norm", "enginebay_xla.norm:rms_norm"),
     ("rms_norm", "enginebay_pallas.rms_norm:rms_norm"),
@@ -76,6 +78,9 @@ OTHERWISE: Mapping[tuple[str, str], str] = {
     ("short_conv", "short_convs"): """
         windows product tokens convolution oldest_first newest_first scattered
         seven_channels host
+    """,
+    ("ssd_scan", "scans"): """
+        prefixes rows pairs heads features host
     """,
     ("all_reduce", "collectives"): """
         sum_whole sum_backwards sum_ring sum_axes sum_scattered sum_scattered_ring sum_pairs

@@ -71,6 +71,18 @@ def short_conv_cost(x: Any, weight: Any, bias: Any, state: CacheArrays, batch: A
     return Cost(flops, read + state_bytes, _bytes(x) + state_bytes)
 
 
+def ssd_scan_cost(
+    x: Any, dt: Any, decay: Any, b: Any, c: Any, skip: Any, state: CacheArrays, batch: AttnBatch
+) -> Cost:
+    """Return three products and two sums per entry of the state and token, as one token after the
+    other takes; the states of the rows are read and written.
+    """
+    state_bytes = sum(_bytes(a) / a.shape[0] for a in state.values()) * batch.kv_lens.shape[0]
+    read = sum(_bytes(one) for one in (x, dt, decay, b, c, skip) if one is not None)
+    flops = 5.0 * math.prod(x.shape) * b.shape[-1]
+    return Cost(flops, read + state_bytes, _bytes(x) + state_bytes)
+
+
 def embedding_cost(table: Any, ids: Any) -> Cost:
     """Return the cost of reading one row of the table per id. Rows of a quantised table become
     f32.

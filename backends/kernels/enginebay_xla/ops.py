@@ -17,5 +17,6 @@ __getattr__, __dir__ = on_demand(
         "enginebay.ops.rope": "ROPE ROPE_KV_WRITE RopeKvWriteOp RopeOp",
         "enginebay.ops.sample": "SAMPLE SampleOp",
         "enginebay.ops.short_conv": "SHORT_CONV ShortConvOp",
+        "enginebay.ops.ssd_scan": "SSD_SCAN SsdScanOp",
     },
 )

@@ -111,6 +111,41 @@ def short_conv_cases(setting: CheckSetting) -> Iterator[QuickCase]:
             yield QuickCase(title, run, arrays, frozenset({"inputs"}))
 
 
+def ssd_scan_cases(setting: CheckSetting) -> Iterator[QuickCase]:
+    """Yield cases of first and later chunks, of one token and of many, with padding, with and
+    without `skip`.
+    """
+    q_lens, kv_lens = np.array([1, 5, 2, 70, 0], np.int32), np.array([9, 5, 4, 90, 0], np.int32)
+    table = np.array([[3], [1], [0], [5], [0]], np.int32)
+    steps = {
+        "chunks": (Bucket(80, 5, 1, 80, 128), q_lens, kv_lens, 80),
+        "one token": (Bucket(5, 5, 1, 1, 128, "decode"), np.minimum(q_lens, 1), kv_lens, 5),
+    }
+    for name, (bucket, new, total, num_tokens) in steps.items():
+        for groups, has_skip in ((1, False), (2, True)):
+
+            def run(
+                impl: Any, *inputs: Any, rows: Any = (bucket, new, total)
+            ) -> dict[str, jax.Array]:
+                batch = derive_batch(
+                    jnp.asarray(rows[1]), jnp.asarray(rows[2]), jnp.asarray(table), 128, rows[0]
+                )
+                out, state = impl(*inputs[:-1], {"scan": inputs[-1]}, batch)
+                real = batch.seq_ids < len(table)
+                return {"out": jnp.where(real[:, None, None], out, 0), **state}
+
+            arrays = (
+                _random(setting.dtype, num_tokens, 4, 8),
+                np.exp(_random("float32", num_tokens, 4) - 2),
+                -np.exp(_random("float32", 4)),
+                _random(setting.dtype, num_tokens, groups, 16),
+                _random(setting.dtype, groups, num_tokens, 16).swapaxes(0, 1),
+                _random(setting.dtype, 4) if has_skip else None,
+                _random("float32", 6, 4, 8, 16),
+            )
+            yield QuickCase(f"ssd_scan {setting.dtype} of {groups}, {name}", run, arrays)
+
+
 def embedding_cases(setting: CheckSetting) -> Iterator[QuickCase]:
     """Yield a case that looks up rows of a small table, one of them twice."""
     inputs = (_random(setting.dtype, 11, 8), np.array([3, 0, 10, 3], np.int32))

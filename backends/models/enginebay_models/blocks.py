@@ -448,9 +448,10 @@ class DecoderLayer(nnx.Module):
     """Attention and an MLP, each with a norm before it and added to the residual stream.
 
     Any module may replace attention that has its signature, and `cache_group` and `dtype` in its
-    `config`. The residual stream is passed as two arrays, x and branch; the next norm adds them.
-    Families with norms of the results of attention and MLP give them as `out_norms`. Without
-    `mlp_norm`, a parallel MLP reads what attention reads.
+    `config`. With a tuple of cache groups, it is given tuples of caches and batches. The residual
+    stream is passed as two arrays, x and branch; the next norm adds them. Families with norms of
+    the results of attention and MLP give them as `out_norms`. Without `mlp_norm`, a parallel MLP
+    reads what attention reads.
     """
 
     def __init__(

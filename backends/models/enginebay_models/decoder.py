@@ -62,13 +62,16 @@ class Mixer:
     """A module that replaces attention in some `layers`.
 
     `make` returns it for the prefix of a layer in the checkpoint, and `group` declares its states.
-    `make` is left out of the repr, which is part of ModelInfo.constants and must not differ between
-    processes.
+    With `join` the layers have attention too: it returns one module of attention and the mixer,
+    whose `cache_group` is a tuple. The repr is part of ModelInfo.constants and must not differ
+    between processes, so functions are left out of it; `config` names the constants of the module.
     """
 
     make: Callable[[str], Any] = dataclasses.field(repr=False)
     layers: tuple[int, ...]
     group: StateGroup
+    join: Callable[[Attention, Any], Any] | None = dataclasses.field(default=None, repr=False)
+    config: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +134,8 @@ def build_decoder(
     Raises ConfigError when the KV heads cannot be split over, or repeated for, `num_shards` shards.
     """
     repeats = kv_head_repeats(config, num_shards)
-    mixed = () if variant.mixer is None else variant.mixer.layers
+    replaced = variant.mixer is not None and variant.mixer.join is None
+    mixed = variant.mixer.layers if variant.mixer is not None and replaced else ()
     windows = [window for i, window in enumerate(variant.windows) if i not in mixed]
     specs = {
         _group_name(window): AttnSpec(
@@ -249,15 +253,8 @@ def _layer(
             return StreamNorm(norm("input"))
         return NoNorm() if index == 0 else StreamNorm(norm("post_attention", index - 1))
 
-    if variant.mixer is not None and index in variant.mixer.layers:
-        mixer = variant.mixer.make(name)
-    else:
-        assert attention is not None, "each kind of attention has a configuration"
-        if index in variant.unrotated_layers:
-            attention = dataclasses.replace(attention, rope=None)
-        mixer = Attention(f"{name}.self_attn", attention, index)
     return DecoderLayer(
-        mixer,
+        _mixed(index, attention, variant),
         variant.mlp(
             f"{name}.mlp",
             size,
@@ -272,6 +269,19 @@ def _layer(
         (norm("post_attention"), norm("post_feedforward")) if variant.out_norms else None,
         variant.residual,
     )
+
+
+def _mixed(index: int, attention: AttentionLayerConfig | None, variant: Variant) -> Any:
+    """Return the attention of layer `index`, the variant's mixer in its place, or both joined."""
+    name, mixer = f"model.layers.{index}", variant.mixer
+    made = None if mixer is None or index not in mixer.layers else mixer.make(name)
+    if made is not None and (mixer is None or mixer.join is None):
+        return made
+    assert attention is not None, "each kind of attention has a configuration"
+    if index in variant.unrotated_layers:
+        attention = dataclasses.replace(attention, rope=None)
+    own = Attention(f"{name}.self_attn", attention, index)
+    return own if made is None or mixer is None or mixer.join is None else mixer.join(own, made)
 
 
 def _last_norm(config: DecoderConfig, variant: Variant) -> Any:
@@ -346,10 +356,17 @@ class NnxModel(Model):
             for layer in module.layers:
                 layer.attention.layer = 0
         for layer in module.layers:
-            group = layer.attention.config.cache_group
-            arrays = cache[group][len(done[group])]
-            x, branch, arrays = run(layer, x, branch, arrays, batches[group])
-            done[group].append(arrays)
+            named = layer.attention.config.cache_group
+            groups = (named,) if isinstance(named, str) else named
+            held = tuple(cache[group][len(done[group])] for group in groups)
+            each = tuple(batches[group] for group in groups)
+            if isinstance(named, str):
+                x, branch, kept = run(layer, x, branch, held[0], each[0])
+                held = (kept,)
+            else:
+                x, branch, held = run(layer, x, branch, held, each)
+            for group, arrays in zip(groups, held, strict=True):
+                done[group].append(arrays)
         hidden, _ = module.norm.of_sum(x, branch, ops)
         if module.project_out is not None:
             hidden = ops[LINEAR](hidden, module.project_out.get_value())

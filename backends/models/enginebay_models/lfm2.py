@@ -67,7 +67,9 @@ class ShortConv(nnx.Module):
         self.inputs = parameter(
             (None, "mlp", None), wide, _thirds(f"{name}.in_proj.weight", wide), 1
         )
-        self.taps = parameter(("mlp", None), (hidden, taps), _taps(name, (hidden, taps)))
+        self.taps = parameter(
+            ("mlp", None), (hidden, taps), tensors.taps(f"{name}.conv.weight", (hidden, taps))
+        )
         out, square = f"{name}.out_proj.weight", (hidden, hidden)
         self.out = parameter((None, "mlp"), square, tensors.whole(out, square), 1)
         first, names = _thirds(f"{name}.in_proj.bias", thirds), (f"{name}.conv", f"{name}.out_proj")
@@ -105,15 +107,6 @@ def _thirds(name: str, shape: tuple[int, ...]) -> TensorSource:
         )
 
     return TensorSource((name,), ((3 * shape[1], *shape[2:]),), build)
-
-
-def _taps(name: str, shape: tuple[int, int]) -> TensorSource:
-    """Read a tensor [channels, 1, taps] of a convolution as a weight [channels, taps]."""
-
-    def build(readers: Sequence[np.ndarray], index: Index) -> np.ndarray:
-        return readers[0][(index[0], slice(None), index[1])][:, 0]
-
-    return TensorSource((f"{name}.conv.weight",), ((shape[0], 1, shape[1]),), build)
 
 
 class Lfm2Family(ModelFamily):

@@ -42,6 +42,15 @@ def split_columns(name: str, shape: tuple[int, int, int, int]) -> TensorSource:
     return TensorSource((name,), ((num_out, num_kv_heads * group * head_dim),), build)
 
 
+def taps(name: str, shape: tuple[int, int]) -> TensorSource:
+    """Read a tensor [channels, 1, taps] of a convolution as a weight [channels, taps]."""
+
+    def build(readers: Sequence[np.ndarray], index: Index) -> np.ndarray:
+        return readers[0][(index[0], slice(None), index[1])][:, 0]
+
+    return TensorSource((name,), ((shape[0], 1, shape[1]),), build)
+
+
 NUM_BLOCKS = 4
 """Parts of the heads in a tensor of QkvRows "blocks"."""
 

@@ -8,12 +8,14 @@ from tests.zoo.half_a.devices import FAULTS as DEVICES
 from tests.zoo.half_a.lora import FAULTS as LORA
 from tests.zoo.half_a.ops import FAULTS as OPS
 from tests.zoo.half_a.quantized import FAULTS as QUANTIZED
+from tests.zoo.half_a.scans import FAULTS as SCANS
 from tests.zoo.half_a.serving import FAULTS as SERVING
 
 FAULTS: tuple[Fault, ...] = (
     *OPS,
     *QUANTIZED,
     *LORA,
+    *SCANS,
     *SERVING,
     *CACHE_OPS,
     *BLOCKS,

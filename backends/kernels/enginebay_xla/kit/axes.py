@@ -135,6 +135,34 @@ SHORT_CONV = OpAxes(
 may have fewer tokens than taps. data "nan_row": the last token, which is padding, is NaN.
 """
 
+SSD_SCAN = OpAxes(
+    "ssd_scan",
+    {
+        "dtype": DTYPES,
+        "groups": (1, 2, 3),
+        "heads_each": (4, 1, 3),
+        "head_dim": (16, 1, 65),
+        "state_size": (16, 1, 129),
+        "rows": (5, 1, 2, 33),
+        "lengths": ("mixed", "one_each", "begin", "go_on", "padded", "long"),
+        "decay": ("plain", "steep", "none"),
+        "skip": ("none", "plain"),
+        "data": ("plain", "outlier", "nan_row"),
+    },
+    more={
+        "groups": (8,),
+        "heads_each": (16, 33),
+        "head_dim": (8, 32, 64, 128),
+        "state_size": (8, 64, 128, 256),
+        "rows": (17, 64),
+    },
+    extremes=({"rows": 300}, {"heads_each": 1025}),
+)
+"""heads_each: heads that share the projections of a group. lengths: as of short_conv. decay
+"steep": some tokens leave nothing of the state, and others nearly all; "none": all is left. data
+"nan_row": the last token, which is padding, is NaN.
+"""
+
 RMS_NORM = OpAxes(
     "rms_norm",
     {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enginebay_testing.op_kit import OpKit, covering_cases
-from enginebay_xla.kit import axes, cache, plain, programs, quantized, sample, states
+from enginebay_xla.kit import axes, cache, plain, programs, quantized, sample, scans, states
 
 WEIGHTS = {"quantizations": "weights", "activation_quantizations": "activations"}
 CACHES = {"layouts": "layout", "storages": "storage"}
@@ -11,6 +11,7 @@ CACHES = {"layouts": "layout", "storages": "storage"}
 LINEAR = OpKit(quantized.linear_cases, programs.linear, WEIGHTS)
 GROUPED_LINEAR = OpKit(quantized.grouped_linear_cases, programs.grouped_linear, WEIGHTS)
 SHORT_CONV = OpKit(covering_cases(axes.SHORT_CONV, states.check_short_conv_case), states.short_conv)
+SSD_SCAN = OpKit(covering_cases(axes.SSD_SCAN, scans.check_ssd_scan_case), scans.ssd_scan)
 EMBEDDING = OpKit(
     quantized.embedding_cases,
     programs.embedding,
