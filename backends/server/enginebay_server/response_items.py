@@ -151,9 +151,10 @@ def _reasoning(place: int, item: Item) -> str:
     """Return the text of an item of reasoning, "" where only another server can read it."""
     content = item.get("content")
     parts = [] if content is None else content
-    are_dicts = isinstance(parts, list) and all(isinstance(part, dict) for part in parts)
-    texts = [part.get("text") for part in parts] if are_dicts else [None]
-    if not all(isinstance(text, str) for text in texts):
+    parts = parts if isinstance(parts, list) else [None]
+    given = [part.get("text") if isinstance(part, dict) else None for part in parts]
+    texts = [text for text in given if isinstance(text, str)]
+    if len(texts) < len(given):
         param = f"input.{place}.content"
         allowed = '[{"type": "reasoning_text", "text": ...}], or null'
         raise ApiError(400, f"{param} is malformed. Allowed: {allowed}.", param=param)
