@@ -145,11 +145,8 @@ def is_near(key: StepKey, other: StepKey) -> bool:
     """Whether the padding of a larger program costs less than several smaller steps."""
     if key.kind == "prefill":
         return key.bucket.tokens <= 2 * max(other.bucket.tokens, FIRST_TOKENS)
-    return key.bucket.seqs <= NEAR_ROWS * other.bucket.seqs
+    return key.bucket.seqs <= 4 * other.bucket.seqs
 
-
-NEAR_ROWS = 4
-"""How many times as many rows the program of a larger decode step may have."""
 
 SEVERAL_ROWS = 8
 """Larger batches run in parts of this size at nearly the same speed, and smaller ones in one step
@@ -158,18 +155,13 @@ of it, which takes a CPU about twice as long as one row.
 
 
 def several_rows(keys: Iterable[StepKey]) -> list[StepKey]:
-    """Of the decode steps among the keys those over the longest contexts with the fewest rows that
-    are at least SEVERAL_ROWS, and as few larger ones as are near to every batch of more rows.
+    """The decode steps among the keys with the fewest rows that are at least SEVERAL_ROWS, over the
+    longest contexts.
     """
     able = [key for key in keys if key.kind in ("decode", "compact")]
-    sizes = sorted({key.bucket.seqs for key in able if key.bucket.seqs >= SEVERAL_ROWS})
-    found: list[StepKey] = []
-    while sizes:
-        found += covering(key for key in able if key.bucket.seqs == sizes[0])
-        larger = sizes[1:]
-        near = [size for size in larger if size <= NEAR_ROWS * sizes[0]]
-        sizes = larger[max(len(near) - 1, 0) :]
-    return found
+    able = [key for key in able if key.bucket.seqs >= SEVERAL_ROWS]
+    fewest = min((key.bucket.seqs for key in able), default=0)
+    return covering(key for key in able if key.bucket.seqs == fewest)
 
 
 class Scoping:
