@@ -42,8 +42,15 @@ OPTIONS_AT_ALL = (*OPTIONS_IN_SHORT, "released")
 """And with those that are slow. The others run on engine:oengine alone, which is the same code."""
 LONG_OF_ENGINES = {
     ORACLE: (
-        *("nothing_compiles", "seeded_tokens", "recomputed", "dropped", "penalised"),
-        *("do_not_wait", "put_restores", "same_buckets", *SLOW_BUT_OF_THE_ORACLE),
+        *("nothing_compiles", "recomputed", "dropped", "penalised"),
+        *(
+            "do_not_wait",
+            "put_restores",
+            "same_buckets",
+            "stop_tokens",
+            "seeded",
+            *SLOW_BUT_OF_THE_ORACLE,
+        ),
     ),
     OTHER_OPTIONS: ("ledger",),
     "engine:oengine": ("nothing_compiles",),
@@ -51,6 +58,14 @@ LONG_OF_ENGINES = {
 """Long checks of engines, by parts of their names. engine:oengine passes most in `make test`."""
 SETTINGS_IN_SHORT = ("[all]", "[temperature]")
 """Of the settings whose draws are counted, those that are not long."""
+SAID_BY_OTHERS = {
+    "equal_keys_and_positions_give_equal_tokens",
+    "greedy_rows_do_not_depend_on_the_batch",
+    "neighbouring_draws_are_independent",
+}
+"""Long checks of sampler:standard, of which row_does_not_depend_on_the_batch, those of the counted
+draws, and sampler:greedy say most.
+"""
 SHARDED_IN_SHORT = {
     "deepseek_v2": "",
     "gemma3": "",
@@ -66,7 +81,7 @@ code.
 
 LONG_OF_FAMILIES = (
     *("padding_changes_nothing", "_devices_equal_one", "rows_are_independent"),
-    "chunked_prefill_equals_whole",
+    *("chunked_prefill_equals_whole", "decode_equals_prefill_of_everything"),
 )
 FAMILIES_IN_SHORT = ("llama", "deepseek_v2")
 """The checks of a model family that compile most, and the families whose checks are not long: one
@@ -152,7 +167,8 @@ def long_checks(entry: Entry, names: list[str]) -> set[str]:
         return {name for name in quantised if not name.startswith(QUANTISED_IN_SHORT)}
     if entry.kind == "sampler":
         counted = {name for name in names if "frequencies[" in name}
-        return {name for name in counted if not name.endswith(SETTINGS_IN_SHORT)}
+        counted = {name for name in counted if not name.endswith(SETTINGS_IN_SHORT)}
+        return counted | (SAID_BY_OTHERS if label(entry) == "sampler:standard" else set())
     costly = LONG_OF_ENGINES.get(label(entry), ())
     return {name for name in names if any(word in name for word in costly)}
 

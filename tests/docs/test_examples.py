@@ -28,7 +28,14 @@ NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 PROMPT = "Once upon a time"
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+CASES = [
+    pytest.param(path, marks=pytest.mark.long) if path.stem == "two_devices" else path
+    for path in CONFIGS
+]
+"""Files of configurations; the long one is compiled."""
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 def test_configuration_file_chooses_the_parts(
     path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -122,7 +122,13 @@ def config_of(family: str, name: str) -> dict[str, Any]:
     return small | NEEDED.get((family, name), {})
 
 
-CASES = [(family, name) for family in FAMILIES for name in fields_of(family)]
+IN_SHORT = ("deepseek_v3", "falcon", "glm4_moe", "gpt_oss", "granitemoehybrid", "lfm2_moe", "opt")
+"""Families whose fields are not in long tests: they have most kinds of fields."""
+CASES = [
+    pytest.param(family, name, marks=() if family in IN_SHORT else pytest.mark.long)
+    for family in FAMILIES
+    for name in fields_of(family)
+]
 
 
 def outcome(family: str, config: dict[str, Any]) -> Any:

@@ -147,6 +147,7 @@ def test_a_tokens_adapter_adds_the_same_bits_alone_and_among_others() -> None:
     np.testing.assert_allclose(among, exact, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.long
 def test_groups_of_many_narrow_rows_are_left_to_xla() -> None:
     module = load("grouped_linear")
     rng, sizes = np.random.default_rng(7), np.array([150, 0, 70], np.int32)

@@ -264,12 +264,12 @@ def test_a_row_that_is_not_finite_gives_nan_and_changes_no_other_row(linear: Any
 def test_leading_dimensions_bias_and_result_dtype(
     linear: Any, method: str, activations: str
 ) -> None:
-    weight = make_weight(method, 48, 12, 1, "float32", activations)
-    heads = jax.tree.map(lambda a: a.reshape(3, 4, *((6, 8) if a.size > 12 else (1,))), weight)
-    x = make_rows(2, 48)
+    weight = make_weight(method, 64, 12, 1, "float32", activations)
+    heads = jax.tree.map(lambda a: a.reshape(3, 4, *((8, 8) if a.size > 12 else (1,))), weight)
+    x = make_rows(2, 64)
     bias: np.ndarray = np.arange(12, dtype=np.float32).reshape(3, 4)
     product = jax.jit(functools.partial(linear, out_dtype="bfloat16"))
-    got = product(x.reshape(2, 6, 8), heads, bias)
+    got = product(x.reshape(2, 8, 8), heads, bias)
     wanted = np.asarray(jax.jit(linear)(x, weight)).reshape(2, 3, 4) + bias
     assert got.dtype == jnp.bfloat16
     np.testing.assert_array_equal(got, wanted.astype(jnp.bfloat16))

@@ -67,7 +67,7 @@ WIDE = RNG.normal(size=(6, 2, 8)).astype(np.float32)
 BIAS = RNG.normal(size=6).astype(np.float32)
 
 
-@pytest.mark.parametrize("kind", ["plain", "native_int8"])
+@pytest.mark.parametrize("kind", ["plain", pytest.param("native_int8", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("axes", "collectives", "shapes"),
     [

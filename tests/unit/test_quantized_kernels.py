@@ -54,7 +54,7 @@ def test_a_product_dequantises_no_weight_as_a_whole(method: str, rounding: str) 
 @pytest.mark.parametrize(
     "rounding", ["float", *(pytest.param(name, marks=pytest.mark.long) for name in ROUNDINGS[1:])]
 )
-@pytest.mark.parametrize("kernels", ["xla", "native"])
+@pytest.mark.parametrize("kernels", ["xla", pytest.param("native", marks=pytest.mark.long)])
 def test_no_program_of_a_prompt_holds_a_dequantised_weight(kernels: str, rounding: str) -> None:
     """256 rows in f32 and bf16, by every form of weights and of experts that the kernels serve."""
     outputs, inputs, registry = 1500, 576, load_registry()
