@@ -158,7 +158,8 @@ fi
 old_ifs=$IFS; IFS=$NEWLINE
 for requirement in $WITH; do set -- "$@" "$requirement"; done
 IFS=$old_ifs
-# -qq: errors only.
-"$VENV/bin/python" -m pip install -qq --disable-pip-version-check "$@" ||
+# -qq: errors only. Python compiles the modules that are imported; to compile those of all packages takes pip longer than
+# all else.
+"$VENV/bin/python" -m pip install -qq --no-compile --disable-pip-version-check "$@" ||
     fail "installing failed; the lines above say what could not be had. The environment is finished by the next call."
 write_stamp "$INPUTS" "$WANT"
