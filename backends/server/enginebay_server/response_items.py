@@ -157,7 +157,8 @@ def _reasoning(place: int, item: Item) -> str:
     if len(texts) < len(given):
         param = f"input.{place}.content"
         allowed = '[{"type": "reasoning_text", "text": ...}], or null'
-        raise ApiError(400, f"{param} is malformed. Allowed: {allowed}.", param=param)
+        text = f"{param} = {shown(content)}. Allowed: {allowed}. Leave the item out."
+        raise ApiError(400, text, param=param)
     return "".join(texts)
 
 
