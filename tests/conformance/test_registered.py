@@ -114,12 +114,13 @@ RARE_FAMILIES = (
         "granitemoeshared",
         "helium",
         "hunyuan_v1_dense",
+        "internlm3",
         "lfm2_moe",
         "minimax_m2",
         "ministral",
         "ministral3",
     ),
-    *("mixtral", "mpt", "nemotron", "olmo", "olmo2", "olmo3", "olmoe", "opt"),
+    *("mixtral", "mpt", "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmoe", "opt"),
     *("phi", "phi3", "phimoe", "qwen2_moe", "seed_oss", "smollm3", "stablelm", "starcoder2"),
 )
 """Families of which `make test` holds the logits of one checkpoint, in tests/parity, alone."""

@@ -52,6 +52,10 @@ MAMBA: dict[str, tuple[Any, ...]] = {
     "mamba_proj_bias": BOOL,
     "time_step_limit": ([0.0, float("inf")], [0.0001, 100.0]),
 }
+NEMOTRON_H_COMMON = (
+    *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
+    "max_position_embeddings",
+)
 GPTJ: dict[str, tuple[Any, ...]] = {
     "n_embd": (64,),
     "n_head": (4, 8),
@@ -203,6 +207,26 @@ def mambas(rng: random.Random) -> dict[str, Any]:
     """Layers with Mamba-2 behind one with attention, in older or newer names."""
     attention, mamba = rng.choice((("attention", "mamba"), ("full_attention", "linear_attention")))
     return {"layer_types": [attention, *(rng.choice((mamba, mamba, attention)) for _ in range(7))]}
+
+
+def nemotron_h_layers(rng: random.Random) -> dict[str, Any]:
+    """One layer of each kind or none, at least one with attention, in names or letters."""
+    letters = {"linear_attention": "M", "full_attention": "*", "mlp": "-", "moe": "E"}
+    found = ["full_attention", *rng.choices(list(letters), k=rng.choice((2, 4, 5)))]
+    rng.shuffle(found)
+    if rng.random() < 0.5:
+        return {"hybrid_override_pattern": "".join(letters[one] for one in found)}
+    if rng.random() < 0.5:
+        older = {"linear_attention": "mamba", "full_attention": "attention"}
+        found = [older.get(one, one) for one in found]
+    return {rng.choice(("layers_block_type", "layer_types")): found}
+
+
+def internlm3_biases(rng: random.Random) -> dict[str, Any]:
+    """Both kinds of biases or none, as transformers has them, by either of their names."""
+    has = rng.random() < 0.5
+    names = rng.choice((("qkv_bias", "bias"), ("attention_bias", "mlp_bias")))
+    return dict.fromkeys(names, has)
 
 
 def gpt_neo_layers(rng: random.Random) -> dict[str, Any]:

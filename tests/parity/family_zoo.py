@@ -271,6 +271,11 @@ ZOOS: dict[str, Zoo] = {
         draws.RMS | {"head_dim": (8, 16), "attention_bias": draws.BOOL},
         lambda rng: draws.rope()(rng) if rng.random() < 0.5 else draws.alpha(rng),
     ),
+    "internlm3": Zoo(
+        {"internlm3": "InternLM3ForCausalLM"},
+        draws.RMS | {"head_dim": (8, 16)},
+        draws.both(draws.rope(), draws.internlm3_biases),
+    ),
     "lfm2_moe": Zoo(
         {"lfm2_moe": "Lfm2MoeForCausalLM"},
         {name: values for name, values in draws.COMMON.items() if name != "hidden_act"}
@@ -331,6 +336,33 @@ ZOOS: dict[str, Zoo] = {
             "hidden_size": (32, 64),
         },
         draws.rope(partial=(0.5, 1.0)),
+    ),
+    "nemotron_h": Zoo(
+        {"nemotron_h": "NemotronHForCausalLM"},
+        {
+            **{name: draws.COMMON[name] for name in draws.NEMOTRON_H_COMMON},
+            "layer_norm_epsilon": draws.EPS,
+            "head_dim": (8, 16),
+            "mlp_hidden_act": draws.ACTIVATIONS,
+            "mlp_bias": draws.BOOL,
+            "mamba_num_heads": (4, 8),
+            "mamba_head_dim": (8, 12),
+            "ssm_state_size": (8, 24),
+            "conv_kernel": (2, 3, 4),
+            "chunk_size": (8, 128),
+            "use_conv_bias": draws.BOOL,
+            "use_bias": draws.BOOL,
+            "time_step_min": (0.0,),
+            "n_routed_experts": (8, 16),
+            "num_experts_per_tok": (1, 2, 4),
+            "moe_intermediate_size": (24, 40),
+            "moe_shared_expert_intermediate_size": (24, 56),
+            "moe_latent_size": (None, 16, 24),
+            "norm_topk_prob": draws.BOOL,
+            "routed_scaling_factor": (1.0, 2.5),
+            "n_groups": (1, 2, 4),
+        },
+        draws.nemotron_h_layers,
     ),
     "olmo": Zoo(
         {"olmo": "OlmoForCausalLM"},
@@ -461,5 +493,5 @@ def draw(family: str, index: int) -> dict[str, Any]:
     config |= zoo.more(rng)
     for name in ("layer_types", "no_rope_layers"):
         if name in config:
-            config[name] = config[name][: config["num_hidden_layers"]]
+            config[name] = config[name][: config.get("num_hidden_layers")]
     return config

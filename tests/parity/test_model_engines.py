@@ -29,7 +29,7 @@ ENGINES: dict[str, Any] = {
 }
 VARIANTS = (
     *("deepseek_v2-grouped", "lfm2-mixed", "qwen3_moe-normed"),
-    *("falcon_h1-one", "granitemoehybrid-one"),
+    *("falcon_h1-one", "granitemoehybrid-one", "nemotron_h-one"),
 )
 QUICK = {("deepseek_v2-grouped", "oengine", 1)}
 """What `make test` runs."""

@@ -320,6 +320,10 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
         "HunYuanDenseV1ForCausalLM",
         {"head_dim": 24, "rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0}},
     ),
+    "internlm3": (
+        "InternLM3ForCausalLM",
+        {"head_dim": 24, "qkv_bias": True, "bias": True},
+    ),
     "lfm2_moe": (
         "Lfm2MoeForCausalLM",
         {
@@ -348,6 +352,33 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mixtral": ("MixtralForCausalLM", {"num_local_experts": 8, "sliding_window": 16}),
     "nemotron": ("NemotronForCausalLM", {"hidden_act": "relu2", "norm_eps": 1e-4}),
+    "nemotron_h": (
+        "NemotronHForCausalLM",
+        {
+            "num_hidden_layers": 6,
+            "layers_block_type": [
+                *("linear_attention", "moe", "linear_attention", "full_attention"),
+                *("mlp", "moe"),
+            ],
+            "head_dim": 24,
+            "layer_norm_epsilon": 1e-5,
+            "ssm_state_size": 16,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 12,
+            "n_groups": 2,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 40,
+            "moe_shared_expert_intermediate_size": 56,
+            "moe_latent_size": 32,
+            "routed_scaling_factor": 2.5,
+            "time_step_min": 0.0,
+            "mlp_bias": True,
+            "use_bias": True,
+        },
+    ),
     "olmo": ("OlmoForCausalLM", {"clip_qkv": 0.8, "attention_bias": True}),
     "olmo2": ("Olmo2ForCausalLM", {"rope_theta": 5e5}),
     "olmo3": (
@@ -405,7 +436,7 @@ _ONE_EACH: dict[str, tuple[str, dict[str, Any]]] = {
 """Families with one configuration here; family_zoo.py draws more."""
 RARELY = tuple(f"{family}-one" for family in _ONE_EACH)
 """Variants of which tests compare one prompt."""
-EIGHTHS = ("falcon_h1-one", "granitemoehybrid-one")
+EIGHTHS = ("falcon_h1-one", "granitemoehybrid-one", "internlm3-one", "nemotron_h-one")
 """Variants of which every eighth logit is stored, as all goldens together must be small."""
 QUICK = ("cohere-one", "gpt_neox-one", "olmo2-one", "phi3-one")
 """Those of `make test`: each has parts of the shared blocks that the others lack."""

@@ -17,16 +17,14 @@ from enginebay.errors import CheckpointError
 from tests.parity import tiny
 
 NEUTRAL = """
-    attention_dropout attn_pdrop dropout embd_pdrop hidden_dropout layerdrop resid_pdrop
-    classifier_dropout embed_dropout resid_dropout
-    init_std initializer_range num_mtp_layers output_router_logits pretraining_tp
-    residual_dropout router_aux_loss_coef use_cache
-    router_aux_loss_coef use_cache
-    init_std initializer_range input_jitter_noise num_mtp_layers output_router_logits pretraining_tp
-    router_aux_loss_coef use_cache n_ctx
-    attention_softmax_in_fp32 scale_attention_softmax_in_fp32
-    bos_token_id eod_token_id eos_token_id pad_token_id
-    mamba_chunk_size num_logits_to_keep
+    attention_dropout attention_softmax_in_fp32 attn_pdrop bos_token_id chunk_size
+    classifier_dropout dropout embd_pdrop embed_dropout eod_token_id eos_token_id expand
+    hidden_dropout init_std initializer_range input_jitter_noise layerdrop mamba_chunk_size
+    mamba_ssm_cache_dtype moe_shared_expert_overlap mtp_layers_block_type n_ctx
+    num_logits_to_keep num_mtp_layers num_nextn_predict_layers output_router_logits pad_token_id
+    pretraining_tp rescale_prenorm_residual resid_dropout resid_pdrop residual_dropout
+    residual_in_fp32 router_aux_loss_coef scale_attention_softmax_in_fp32 time_step_floor
+    time_step_max use_cache use_mamba_kernels
 """
 """Fields of training, of what transformers returns, of what it does not read, and of generation,
 which the core reads.
@@ -69,6 +67,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoeshared": ("GraniteMoeSharedConfig", ROPE),
     "helium": ("HeliumConfig", ROPE),
     "hunyuan_v1_dense": ("HunYuanDenseV1Config", ROPE),
+    "internlm3": ("InternLM3Config", ROPE),
+    "nemotron_h": (
+        "NemotronHConfig",
+        {"mlp_hidden_act": "silu", "time_step_limit": [0.1, 0.2]},
+    ),
     "olmo": ("OlmoConfig", ROPE),
     "lfm2_moe": ("Lfm2MoeConfig", {"layer_types": ["full_attention", "conv"]} | ROPE),
     "ministral": ("MinistralConfig", {"layer_types": ["sliding_attention"] * 2} | ROPE),
@@ -101,9 +104,12 @@ UNREAD = {
     ("deepseek_v3", "num_key_value_heads"),
     ("glm4_moe_lite", "num_key_value_heads"),
     ("minimax_m2", "router_jitter_noise"),
+    *(("nemotron_h", name) for name in ("mamba_proj_bias", "n_shared_experts", "sliding_window")),
+    ("nemotron_h", "time_step_min"),
 }
-"""Fields that may have only one value in transformers, or are of training, and that are not read
-here.
+"""Fields that may have only one value in transformers, that it does not read in this family, or
+that are of training, and that are not read here; and `time_step_min`, which transformers reads for
+prompts alone.
 """
 
 SHARED = {field.name for field in dataclasses.fields(transformers.PreTrainedConfig)}

@@ -15,6 +15,8 @@ from enginebay.ops.spec import Bucket
 from enginebay_xla.ssd_scan import CHUNK, SCAN, ssd_scan
 from tests.parity import tiny
 
+KINDS = ("weight", "bias")
+
 
 def build(family: str, **fields: Any) -> Any:
     config = tiny.CONFIGS[f"{family}-one"] | fields
@@ -47,6 +49,24 @@ def build(family: str, **fields: Any) -> Any:
         ("falcon_h1", {"mlp_multipliers": [1.0]}, "mlp_multipliers = [1.0]. Allowed: 2 numbers"),
         ("falcon_h1", {"ssm_multipliers": "1"}, "ssm_multipliers = '1'. Allowed: 5 numbers"),
         ("falcon_h1", {"key_multiplier": 0}, "key_multiplier = 0. Allowed: a positive number"),
+        ("nemotron_h", {"layers_block_type": ["mlp"]}, "at least one of them full_attention"),
+        ("nemotron_h", {"layers_block_type": ["full_attention", 3]}, "Allowed: a list of linear_"),
+        ("nemotron_h", {"layers_block_type": None}, "layers_block_type = null. Allowed: a list of"),
+        (
+            "nemotron_h",
+            {"layers_block_type": None, "hybrid_override_pattern": "M*X"},
+            "hybrid_override_pattern = 'M*X'. Allowed: letters M, *, - and E, at least one",
+        ),
+        (
+            "nemotron_h",
+            {"layers_block_type": None, "hybrid_override_pattern": "M*" * 501},
+            "hybrid_override_pattern = '1002 layers'. Allowed: at most 1000",
+        ),
+        ("nemotron_h", {"attention_bias": True}, "attention_bias = True. Allowed: false, or abs"),
+        ("nemotron_h", {"mlp_hidden_act": "step"}, "mlp_hidden_act = 'step'. Allowed: gelu"),
+        ("nemotron_h", {"mamba_n_groups": 4}, "mamba_n_groups = 4. Allowed: n_groups, which is 2"),
+        ("nemotron_h", {"n_groups": 3}, "n_groups = 3. Allowed: a divisor of mamba_num_heads = 8"),
+        ("nemotron_h", {"moe_latent_size": 0}, "moe_latent_size = 0. Allowed: a positive whole"),
     ],
 )
 def test_a_field_that_is_not_served_is_named(
@@ -57,7 +77,7 @@ def test_a_field_that_is_not_served_is_named(
     assert told in str(caught.value)
 
 
-@pytest.mark.parametrize("family", ["falcon_h1", "granitemoehybrid"])
+@pytest.mark.parametrize("family", ["falcon_h1", "granitemoehybrid", "nemotron_h"])
 def test_the_state_of_the_scan_is_float32_and_its_constants_are_told_apart(family: str) -> None:
     model = build(family)
     (states,) = model.info.states
@@ -73,6 +93,20 @@ def test_a_model_without_mamba_has_no_states() -> None:
     model = build("granitemoehybrid", layer_types=["attention"] * 3, num_local_experts=0)
     assert not model.info.states
     assert not any("experts" in path or "router" in path for path in model.weight_specs())
+
+
+def test_letters_stand_for_the_kinds_of_layers_of_one_block() -> None:
+    model = build("nemotron_h")
+    letters = {"layers_block_type": None, "hybrid_override_pattern": "MEM*-E"}
+    assert build("nemotron_h", **letters).info == model.info
+    assert [group.num_layers for group in model.info.groups] == [1]
+    assert [states.num_layers for states in model.info.states] == [2]
+    names = {name for one in model.tensor_sources().values() for name in one.names}
+    assert "backbone.layers.3.mixer.q_proj.weight" in names
+    assert {name for name in names if ".layers.4." in name} == {
+        *(f"backbone.layers.4.mixer.{way}_proj.{kind}" for way in ("up", "down") for kind in KINDS),
+        "backbone.layers.4.norm.weight",
+    }
 
 
 @pytest.mark.long

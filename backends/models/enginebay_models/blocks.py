@@ -445,20 +445,21 @@ IN_TURN = Residual()
 
 
 class DecoderLayer(nnx.Module):
-    """Attention and an MLP, each with a norm before it and added to the residual stream.
+    """Attention and an MLP, or one of them, each with a norm before it and added to the residual
+    stream.
 
     Any module may replace attention that has its signature, and `cache_group` and `dtype` in its
-    `config`. With a tuple of cache groups, it is given tuples of caches and batches. The residual
-    stream is passed as two arrays, x and branch; the next norm adds them. Families with norms of
-    the results of attention and MLP give them as `out_norms`. Without `mlp_norm`, a parallel MLP
-    reads what attention reads.
+    `config`. With a tuple of cache groups, it is given tuples of caches and batches; without
+    attention they are empty. The residual stream is passed as two arrays, x and branch; the next
+    norm adds them. Families with norms of the results of attention and MLP give them as
+    `out_norms`. Without `mlp_norm`, a parallel MLP reads what attention reads.
     """
 
     def __init__(
         self,
-        attention: Any,
-        mlp: Any,
-        attention_norm: NormOfSum,
+        attention: Any | None,
+        mlp: Any | None,
+        attention_norm: NormOfSum | None,
         mlp_norm: NormOfSum | None,
         out_norms: tuple[RmsNorm, RmsNorm] | None = None,
         residual: Residual = IN_TURN,
@@ -471,24 +472,35 @@ class DecoderLayer(nnx.Module):
         self.mlp_out_norm = None if out_norms is None else out_norms[1]
         self.residual = residual
 
+    @property
+    def cache_groups(self) -> str | tuple[str, ...]:
+        """The cache group of attention, or several; none without attention."""
+        if self.attention is None:
+            return ()
+        groups: str | tuple[str, ...] = self.attention.config.cache_group
+        return groups
+
     def __call__(
         self, x: jax.Array, branch: jax.Array | None, cache: CacheArrays, batch: AttnBatch, ops: Ops
-    ) -> tuple[jax.Array, jax.Array, CacheArrays]:
+    ) -> tuple[jax.Array, jax.Array | None, CacheArrays]:
         """Return (x, branch, the layer's cache) for x and branch [T, hidden].
 
         The branch of the first layer is None.
         """
-        normed, x = self.attention_norm.of_sum(x, branch, ops)
-        mixed, cache = self.attention(normed, cache, batch, ops)
-        if self.attention_out_norm is not None:
-            mixed = self.attention_out_norm(mixed, ops)
-        mixed = self.residual.scaled(mixed)
-        if self.residual.parallel:
-            if self.mlp_norm is not None:
-                normed, _ = self.mlp_norm.of_sum(x, None, ops)
-            return x, mixed + self.residual.scaled(self.mlp(normed, ops)), cache
-        assert self.mlp_norm is not None, "an MLP after attention has a norm"
-        normed, x = self.mlp_norm.of_sum(x, mixed, ops)
+        if self.attention is not None and self.attention_norm is not None:
+            normed, x = self.attention_norm.of_sum(x, branch, ops)
+            mixed, cache = self.attention(normed, cache, batch, ops)
+            if self.attention_out_norm is not None:
+                mixed = self.attention_out_norm(mixed, ops)
+            branch = self.residual.scaled(mixed)
+            if self.residual.parallel and self.mlp is not None:
+                if self.mlp_norm is not None:
+                    normed, _ = self.mlp_norm.of_sum(x, None, ops)
+                return x, branch + self.residual.scaled(self.mlp(normed, ops)), cache
+        if self.mlp is None:
+            return x, branch, cache
+        assert self.mlp_norm is not None, "an MLP of its own, or after attention, has a norm"
+        normed, x = self.mlp_norm.of_sum(x, branch, ops)
         added = self.mlp(normed, ops)
         if self.mlp_out_norm is not None:
             added = self.mlp_out_norm(added, ops)
@@ -556,7 +568,8 @@ class Decoder(nnx.Module):
         self.embed = parameter(("vocab", None), table, tensors.whole(tensors.EMBEDDING, table), 1)
         self.layers = nnx.List(layers)
         self.norm = norm
-        self.dtype = layers[0].attention.config.dtype
+        first = next(layer.attention for layer in layers if layer.attention is not None)
+        self.dtype = first.config.dtype
         self.inputs = inputs
         self.logits = logits
         self.project_in, self.project_out = (

@@ -152,8 +152,14 @@ def silence_advice() -> None:
     logging.getLogger("transformers").addFilter(_is_no_advice)
 
 
+_OWN_ARCHITECTURES = {"internlm3": "InternLM3ForCausalLM"}
+"""Architectures of types that transformers computes as another family, whose fields differ."""
+
+
 def _architecture_of_type(model_type: str) -> str | None:
-    """Return the causal language model that transformers makes of a model_type, if any."""
+    """Return the causal language model of a model_type, as transformers makes it, if any."""
+    if model_type in _OWN_ARCHITECTURES:
+        return _OWN_ARCHITECTURES[model_type]
     silence_advice()
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
 

@@ -87,7 +87,8 @@ class Variant:
     the results of attention and MLP, and `in_norms` those before; of a parallel layer, `mlp_norm`
     is one of the MLP alone. With `stream_norms` both follow what was added (StreamNorm).
     `final_norm`: there is a norm before the head. `mlp` makes the MLP of a layer; it has the
-    signature of `Mlp`, and gets `mlp_config` if that is given. `names` replaces parts of the names
+    signature of `Mlp`, and gets `mlp_config` if that is given. With `mlp_layers`, layers have one
+    block each: these an MLP, the others attention or the mixer. `names` replaces parts of the names
     of tensors, in order; `unused` is ModelInfo.unused_tensors.
     """
 
@@ -122,6 +123,7 @@ class Variant:
     mlp: Callable[..., Any] = dataclasses.field(default=Mlp, repr=False)
     mlp_config: Any = None
     mixer: Mixer | None = None
+    mlp_layers: frozenset[int] | None = None
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     unused: tuple[str, ...] = ()
 
@@ -136,7 +138,8 @@ def build_decoder(
     repeats = kv_head_repeats(config, num_shards)
     replaced = variant.mixer is not None and variant.mixer.join is None
     mixed = variant.mixer.layers if variant.mixer is not None and replaced else ()
-    windows = [window for i, window in enumerate(variant.windows) if i not in mixed]
+    without = {*mixed, *(variant.mlp_layers or ())}
+    windows = [window for i, window in enumerate(variant.windows) if i not in without]
     specs = {
         _group_name(window): AttnSpec(
             num_q_heads=config.num_q_heads,
@@ -253,16 +256,24 @@ def _layer(
             return StreamNorm(norm("input"))
         return NoNorm() if index == 0 else StreamNorm(norm("post_attention", index - 1))
 
-    return DecoderLayer(
-        _mixed(index, attention, variant),
-        variant.mlp(
+    def mlp() -> Any:
+        return variant.mlp(
             f"{name}.mlp",
             size,
             config.intermediate_size,
             bias=variant.mlp_bias,
             activation=config.activation,
-        ),
-        before("input"),
+        )
+
+    if variant.mlp_layers is not None and index in variant.mlp_layers:
+        return DecoderLayer(None, mlp(), None, before("post_attention"), None, variant.residual)
+    mixed, first = _mixed(index, attention, variant), before("input")
+    if variant.mlp_layers is not None:
+        return DecoderLayer(mixed, None, first, None, None, variant.residual)
+    return DecoderLayer(
+        mixed,
+        mlp(),
+        first,
         before("pre_feedforward" if variant.out_norms else "post_attention")
         if variant.mlp_norm
         else None,
@@ -354,9 +365,10 @@ class NnxModel(Model):
             run.__name__ = LAYER_CALL
             run = jax.jit(run)
             for layer in module.layers:
-                layer.attention.layer = 0
+                if layer.attention is not None:
+                    layer.attention.layer = 0
         for layer in module.layers:
-            named = layer.attention.config.cache_group
+            named = layer.cache_groups
             groups = (named,) if isinstance(named, str) else named
             held = tuple(cache[group][len(done[group])] for group in groups)
             each = tuple(batches[group] for group in groups)

@@ -18,7 +18,7 @@ from enginebay.ops.grouped_linear import GROUPED_LINEAR
 from enginebay.ops.linear import LINEAR
 from enginebay_models import tensors
 from enginebay_models.activations import ACTIVATIONS
-from enginebay_models.blocks import FusedMlp, Mlp, parameter, value_of
+from enginebay_models.blocks import FusedMlp, Mlp, PlainMlp, parameter, value_of, vector
 from enginebay_models.fields import bad_field, flag, number, positive, refuse_others
 from enginebay_models.hf_config import DecoderConfig
 from enginebay_models.tensors import Index
@@ -36,7 +36,9 @@ class ExpertsConfig:
     those of the `num_chosen_groups` groups that are best by their `best_of_group` best experts are
     chosen. `scale` multiplies the weights of the chosen experts, whose sum counts as `least_sum`
     where it is less, and has `added_to_sum` added. `is_fused`: gates and ups of all experts are one
-    tensor, and downs another.
+    tensor, and downs another. Without `is_gated` an expert is down(activation(up(x))). With a
+    `latent` size, experts read a projection of the token to it, and their sum is projected back;
+    both projections have biases with `latent_bias`.
     """
 
     num_experts: int
@@ -53,6 +55,9 @@ class ExpertsConfig:
     least_sum: float = 0.0
     added_to_sum: float = 0.0
     is_fused: bool = False
+    is_gated: bool = True
+    latent: int | None = None
+    latent_bias: bool = False
 
     def route(
         self, scores: jax.Array, correction: jax.Array | None = None
@@ -150,7 +155,7 @@ def read_sigmoid_experts(
 
 
 class Experts(nnx.Module):
-    """Gated MLPs. The output of a token is the weighted sum of its chosen experts' outputs.
+    """MLPs with gates or without. A token's output is the weighted sum of its chosen experts'.
 
     `name` is the prefix of the tensors, such as "model.layers.0.mlp".
     """
@@ -165,14 +170,24 @@ class Experts(nnx.Module):
             if experts.correction is None
             else _correction(f"{name}.gate.e_score_correction_bias", experts.correction)
         )
-        wide, tall = (count, width, hidden), (count, hidden, width)
+        read = experts.latent or hidden
+        wide, tall = (count, width, read), (count, read, width)
         stacked, prefix = _stacked, f"{name}.experts"
         if experts.is_fused:
-            stacked, wide = _whole, (count, 2 * width, hidden)
-        first = "gate_up_proj" if experts.is_fused else "gate_proj"
-        self.gate = stacked(prefix, first, wide)
+            stacked, wide = _whole, (count, 2 * width, read)
+        gate = "gate_up_proj" if experts.is_fused else "gate_proj"
+        self.gate = stacked(prefix, gate, wide) if experts.is_gated else None
         self.up = None if experts.is_fused else stacked(prefix, "up_proj", wide)
         self.down = stacked(prefix, "down_proj", tall)
+        ways = ((read, hidden), (hidden, read))
+        self.latent_in, self.latent_out = (
+            None if experts.latent is None else _dense(f"{name}.fc{i}_latent_proj", shape)
+            for i, shape in enumerate(ways, 1)
+        )
+        self.latent_in_bias, self.latent_out_bias = (
+            vector(f"{name}.fc{i}_latent_proj.bias", shape[0]) if experts.latent_bias else None
+            for i, shape in enumerate(ways, 1)
+        )
         self.activation = config.activation
         self.experts = experts
 
@@ -184,16 +199,33 @@ class Experts(nnx.Module):
         shares, ids = self.experts.route(scores, value_of(self.correction))
         order = jnp.argsort(ids.reshape(-1))
         sizes = jnp.bincount(ids.reshape(-1), length=self.experts.num_experts).astype(jnp.int32)
-        rows = x[order // chosen]
-        gate = ops[GROUPED_LINEAR](rows, self.gate.get_value(), sizes)
-        if self.up is None:
-            gate, up = jnp.split(gate, 2, axis=-1)
-        else:
-            up = ops[GROUPED_LINEAR](rows, self.up.get_value(), sizes)
-        opened = ACTIVATIONS[self.activation](gate.astype(jnp.float32)).astype(x.dtype) * up
+        if self.latent_in is not None:
+            x = ops[LINEAR](x, self.latent_in.get_value(), value_of(self.latent_in_bias))
+        opened = self._opened(x[order // chosen], sizes, ops)
         parts = ops[GROUPED_LINEAR](opened, self.down.get_value(), sizes, out_dtype=jnp.float32)
         by_token = parts[jnp.argsort(order)].reshape(x.shape[0], chosen, -1)
-        return (by_token * shares[..., None]).sum(axis=1).astype(x.dtype)
+        total = (by_token * shares[..., None]).sum(axis=1).astype(x.dtype)
+        if self.latent_out is None:
+            return total
+        return ops[LINEAR](total, self.latent_out.get_value(), value_of(self.latent_out_bias))
+
+    def _opened(self, rows: jax.Array, sizes: jax.Array, ops: Ops) -> jax.Array:
+        """Return what downs read [T * chosen, width], for the tokens of all experts in turn."""
+
+        def product(weight: nnx.Param) -> jax.Array:
+            found: jax.Array = ops[GROUPED_LINEAR](rows, weight.get_value(), sizes)
+            return found
+
+        opened = ACTIVATIONS[self.activation]
+        if self.gate is None:
+            assert self.up is not None, "an expert without a gate has ups"
+            up = product(self.up)
+            return opened(up.astype(jnp.float32)).astype(up.dtype)
+        if self.up is None:
+            gate, up = jnp.split(product(self.gate), 2, axis=-1)
+        else:
+            gate, up = product(self.gate), product(self.up)
+        return opened(gate.astype(jnp.float32)).astype(gate.dtype) * up
 
 
 class SharedExperts(nnx.Module):
@@ -204,7 +236,11 @@ class SharedExperts(nnx.Module):
     """
 
     def __init__(
-        self, routed: Experts, shared: Mlp | FusedMlp, gate: str | None = None, hidden_size: int = 0
+        self,
+        routed: Experts,
+        shared: Mlp | FusedMlp | PlainMlp,
+        gate: str | None = None,
+        hidden_size: int = 0,
     ) -> None:
         self.routed = routed
         self.shared = shared
@@ -257,6 +293,11 @@ def _correction(name: str, shape: tuple[int, ...]) -> nnx.Param:
     return parameter(
         (None,), (math.prod(shape),), TensorSource((name,), (shape,), build), dtype="float32"
     )
+
+
+def _dense(name: str, shape: tuple[int, int]) -> nnx.Param:
+    """Return a placeholder of a weight [outputs, inputs]."""
+    return parameter((None, None), shape, tensors.whole(f"{name}.weight", shape), 1)
 
 
 def _whole(prefix: str, kind: str, shape: tuple[int, int, int]) -> nnx.Param:
