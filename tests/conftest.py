@@ -84,6 +84,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 SLOW_S = 4 * 3600
 """When a slow test is said to hang."""
+MARKED_FOLDERS = ("clients", "cluster", "server")
+"""Folders of tests, each of which has the marker of its name."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -103,9 +105,15 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000, 20, 20)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs torch where there is none, and let slow tests take hours."""
+    """Mark the tests of MARKED_FOLDERS, skip what needs torch where there is none, and let slow
+    tests take hours.
+    """
     for item in items:
+        folder = item.nodeid.removeprefix("tests/").partition("/")[0]
+        if folder in MARKED_FOLDERS:
+            item.add_marker(folder)
         if item.get_closest_marker("slow") or item.get_closest_marker("matrix"):
             item.add_marker(pytest.mark.timeout(SLOW_S))
     if importlib.util.find_spec("torch") is not None:

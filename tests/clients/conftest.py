@@ -33,12 +33,10 @@ OFFLINE = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder, and skip them where the server's extra is missing."""
-    is_missing = any(importlib.util.find_spec(one) is None for one in ("uvicorn", "openai"))
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.clients)
-            if is_missing:
+    """Skip the tests of this folder where the server's extra is missing."""
+    if any(importlib.util.find_spec(one) is None for one in ("uvicorn", "openai")):
+        for item in items:
+            if item.get_closest_marker("clients") is not None:
                 item.add_marker(pytest.mark.skip(reason="see `make test-clients`"))
 
 

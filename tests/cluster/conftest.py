@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.server.process import ServerProcess
 
-HERE = Path(__file__).parent
 NEEDED = ("ray", "smg", "fastapi", "uvicorn", "orjson", "prometheus_client", "httpx")
 KEY = "a-key-of-the-tests"
 FLAGS = ("--warmup", "lazy", "--decode-steps", "1", "--max-queue", "64")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder, and skip them where a library is missing."""
+    """Skip the tests of this folder where a library is missing."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     skip = pytest.mark.skip(
         reason=f"{', '.join(missing)} is not installed; `make test-cluster` runs this in an "
         "environment with the extras cluster and serve-test"
     )
     for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.cluster)
-            if missing:
-                item.add_marker(skip)
+        if missing and item.get_closest_marker("cluster") is not None:
+            item.add_marker(skip)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     from enginebay import LLM
     from tests.server.in_process_client import Asker
 
-HERE = Path(__file__).parent
 NEEDED = ("fastapi", "uvicorn", "orjson", "prometheus_client", "httpx", "openai")
 SIZES: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 8, "max_num_batched_tokens": 64}
 
@@ -28,13 +26,6 @@ def pytest_report_header() -> str:
     """Return why the folder is left out; nothing when it is not."""
     why = "`make test-serve` runs tests/server in an environment with the extras serve, serve-test"
     return f"tests/server is left out without {', '.join(MISSING)}: {why}" if MISSING else ""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of this folder."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.server)
 
 
 @pytest.fixture(scope="session")
