@@ -32,6 +32,7 @@ def test_bench_kernels_measures_it(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("tried")
+@pytest.mark.long
 def test_tune_takes_it(run: Run, tmp_path: Path) -> None:
     flags = ("--impl", "tests.unit.unregistered:plain_attention", "--tuned-folder", str(tmp_path))
     code, out, err = run("tune", *flags, *SHAPE)

@@ -105,6 +105,7 @@ def test_halves_of_a_head_share_bytes(width: int) -> None:
     assert np.array_equal(unpack_halves(packed, width), codes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("layout", sorted(BUILTIN_LAYOUTS))
 def test_quantised_layouts_keep_their_contract(layout: str, storage: str) -> None:

@@ -57,6 +57,7 @@ def test_other_choices_are_another_engine() -> None:
     assert pool.num_made == 2
 
 
+@pytest.mark.long
 def test_an_engine_that_is_not_idle_is_refused() -> None:
     leases = EnginePool().leases()
     leases.__enter__()
