@@ -7,12 +7,15 @@ this one loads them from the store.
 
 from __future__ import annotations
 
+import errno
 import functools
 import logging
 import math
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
 
 from enginebay.config import EngineConfig
 from enginebay.contracts.step_key import StepKey
@@ -35,8 +38,30 @@ POLL_S = 0.02
 
 PAUSE_S, RUN_S = 0.5, 0.25
 """Beside steps that run without a pause, the process stops for PAUSE_S and runs for RUN_S in turn,
-where it makes way for them. Even at a low priority it would slow them down by half.
+where it makes way for them.
 """
+
+LEAST_NICE = 19
+"""The nice value of a session of processes that is to run where no other would."""
+
+Way = Literal["now", "idle", "pauses"]
+"""How a process that compiles makes way for steps: not at all, it has cores that are idle, or it
+stops in turn, too.
+"""
+
+
+def set_session_nice(pid: int, value: int) -> bool:
+    """Set the nice value of the session that the process `pid` leads. Return False when that is to
+    be tried again.
+
+    Linux shares cores between sessions first ("autogroup"): what it knows of the priority of a
+    process counts within its session. Nothing is done on systems without it.
+    """
+    try:
+        Path(f"/proc/{pid}/autogroup").write_text(str(value), encoding="ascii")
+    except OSError as error:
+        return error.errno != errno.EAGAIN  # Linux takes one change in a tenth of a second
+    return True
 
 
 class CompileProcess:
@@ -58,10 +83,10 @@ class CompileProcess:
         self._turn, self._interrupting = threading.Lock(), threading.Lock()
         self._is_able = True
 
-    def of(self, source: StepSource, *, pauses: bool = True) -> CompileElsewhere | None:
+    def of(self, source: StepSource, *, way: Way = "pauses") -> CompileElsewhere | None:
         """What compiles the steps of a source here; None where this process must: its parts were
         replaced, its programs are not stored, its steps are too small to be worth a process, or
-        another process cannot use the device. `pauses`: whether it makes way for steps.
+        another process cannot use the device. `way`: how it makes way for steps.
         """
         parts, store = source.parts, source.store
         is_able = (
@@ -72,25 +97,25 @@ class CompileProcess:
             and parts.program_digest == self._digest
             and source.is_host
         )
-        return functools.partial(self.compile, pauses=pauses) if is_able else None
+        return functools.partial(self.compile, way=way) if is_able else None
 
-    def compile(self, shapes: StepShapes, part: StepKey, *, pauses: bool = True) -> bool:
+    def compile(self, shapes: StepShapes, part: StepKey, *, way: Way = "pauses") -> bool:
         """Compile a part of a step into the store. Returns whether it is there now; False when the
-        process cannot make it, so that this one must. `pauses`: as that of `of`.
+        process cannot make it, so that this one must. `way`: as that of `of`.
 
         EndedError after `interrupt`, and when the program ends.
         """
         with self._turn:
-            return self._is_able and self._compile(shapes, part, pauses=pauses)
+            return self._is_able and self._compile(shapes, part, way)
 
-    def _compile(self, shapes: StepShapes, part: StepKey, *, pauses: bool) -> bool:
+    def _compile(self, shapes: StepShapes, part: StepKey, way: Way) -> bool:
         with self._interrupting:
             self._interrupted.clear()
         try:
             self._worker.start()
             if not self._worker.post(encoded(shapes, part), LIMITS.time_s):
                 raise WorkerError("it does not read")
-            self._wait(pauses=pauses)
+            self._wait(way)
             reason = bytes(self._worker.take()).decode()
         except (LimitError, WorkerError, EnginebayError, OSError) as error:
             self._check_end()
@@ -102,12 +127,14 @@ class CompileProcess:
             self._worker.close()
         return not reason
 
-    def _wait(self, *, pauses: bool) -> None:
-        """Wait for the answer, or the end of the process. With `pauses` it makes way for steps."""
-        is_paused, since_s = False, -math.inf
+    def _wait(self, way: Way) -> None:
+        """Wait for the answer, or the end of the process."""
+        is_paused, since_s, pauses = False, -math.inf, way == "pauses"
+        has_priority, value = False, 0 if way == "now" else LEAST_NICE
         deadline_s = time.monotonic() + LIMITS.time_s
-        while not self._worker.has_answer(POLL_S) and self._worker.pid is not None:
+        while not self._worker.has_answer(POLL_S) and (pid := self._worker.pid) is not None:
             self._check_end()
+            has_priority = has_priority or set_session_nice(pid, value)
             now_s = time.monotonic()
             if now_s > deadline_s:
                 return

@@ -318,8 +318,8 @@ class LocalExecutor(Executor):
         """Compile the programs of the first steps `in_order`, as LayeredSteps where they can be,
         and those that write rows. Returns a Background that compiles the others after its start():
         first a decode step of several rows as a LayeredStep, then the whole programs of the first
-        steps, then the others. Those of decode steps among the first make no way for steps, because
-        until they are there every token takes longer.
+        steps, then the others. That of several rows makes no way for steps, because until it is
+        there rows decode one by one.
 
         Until the others are compiled, `choose` finds a larger program for each step that one
         `serves`. `progress` counts all programs; for the others it is called on their thread.
@@ -340,7 +340,7 @@ class LocalExecutor(Executor):
         whole = StepCompiler(source, self._programs)
         there = [key for key in (*first, *later) if key not in others and self._lacks(key)]
         several, uncounted = several_rows(others), self._counted(None, 0)
-        in_turn, at_once = (self._process.of(source, pauses=pauses) for pauses in (True, False))
+        process_of = functools.partial(self._process.of, source)
         self.compilations.coming = tuple(dict.fromkeys((*several, *others)))
 
         def made(
@@ -362,10 +362,10 @@ class LocalExecutor(Executor):
         decodes, prefills = (
             [key for key in there if (key.kind == "prefill") is kind] for kind in (False, True)
         )
-        asked = [(layered, key, uncounted, at_once) for key in several]
-        asked += [(whole, key, uncounted, at_once) for key in decodes]
-        asked += [(whole, key, uncounted, in_turn) for key in prefills]
-        asked += [(whole, key, report, in_turn) for key in others]
+        asked = [(layered, key, uncounted, process_of(way="now")) for key in several]
+        asked += [(whole, key, uncounted, process_of(way="idle")) for key in decodes]
+        asked += [(whole, key, uncounted, process_of()) for key in prefills]
+        asked += [(whole, key, report, process_of()) for key in others]
         jobs = [functools.partial(made, *each) for each in asked]
         self._background = Background(jobs, "enginebay-compile", self._process)
         return self._background

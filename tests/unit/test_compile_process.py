@@ -20,7 +20,7 @@ from enginebay.config import EngineConfig
 from enginebay.text.worker.process import LimitedWorker
 from enginebay_runtime import compile_process
 from enginebay_runtime.background import Background, EndedError
-from enginebay_runtime.compile_process import CompileProcess
+from enginebay_runtime.compile_process import CompileProcess, Way
 from enginebay_runtime.compile_worker import CompileWorker, encoded
 from enginebay_runtime.compiling import StepSource
 from enginebay_runtime.layered import MIN_LAYERS
@@ -232,11 +232,28 @@ def test_a_process_makes_way_for_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert process.pid is None
     assert said[:4] == [True, False] * 2
     said.clear()
-    for is_busy, pauses in ((False, True), (True, False)):
+    cases: list[tuple[bool, Way]] = [(False, "pauses"), (True, "idle"), (True, "now")]
+    for is_busy, way in cases:
         process = CompileProcess(config(), "digest", lambda is_busy=is_busy: is_busy)
-        assert process.compile(SHAPES, PART, pauses=pauses)
+        assert process.compile(SHAPES, PART, way=way)
         process.close()
         assert said == []
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="needs groups of sessions")
+def test_its_session_is_nice_unless_it_makes_no_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux shares cores between sessions before it looks at the priority of a process."""
+    monkeypatch.setattr(compile_process, "TARGET", f"{__name__}:slow")
+    own = Path("/proc/self/autogroup").read_text()
+    process, found = CompileProcess(config(), "digest", lambda: False), []
+    ways: tuple[Way, ...] = ("idle", "now", "pauses")
+    for way in ways:
+        assert process.compile(SHAPES, PART, way=way)
+        found.append(Path(f"/proc/{process.pid}/autogroup").read_text().split()[-1])
+    process.close()
+    assert found == ["19", "0", "19"]
+    assert Path("/proc/self/autogroup").read_text() == own
 
 
 @pytest.mark.parametrize("target", ["refuses", "missing"])
