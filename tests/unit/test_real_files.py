@@ -18,7 +18,7 @@ from enginebay.config import EngineConfig
 from enginebay.errors import CheckpointError
 from enginebay.plugins.registry import load_registry
 from enginebay_models.checkpoint import read_architecture
-from enginebay_models.source import CheckpointSource, quantization_of
+from enginebay_models.source import CheckpointSource, quantization_of, text_config
 from tests.unit.checkpoints import CONFIG, model_of, random_tensors, write
 
 PUBLISHED = {
@@ -67,6 +67,10 @@ PUBLISHED = {
     "microsoft/Phi-3.5-MoE-instruct": ("PhimoeForCausalLM", "phimoe"),
     "MiniMaxAI/MiniMax-M2": ("MiniMaxM2ForCausalLM", "minimax_m2"),
     "mistralai/Mistral-7B-v0.1": ("MistralForCausalLM", "mistral"),
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": (
+        "Mistral3ForConditionalGeneration",
+        "mistral3",
+    ),
     "mistralai/Mixtral-8x7B-v0.1": ("MixtralForCausalLM", "mixtral"),
     "mosaicml/mpt-7b": ("MPTForCausalLM", "mpt"),
     "tiiuae/Falcon-H1-1.5B-Deep-Instruct": ("FalconH1ForCausalLM", "falcon_h1"),
@@ -101,7 +105,7 @@ def test_the_architecture_that_a_published_file_names_is_served(name: str) -> No
     config = {"architectures": [architecture], "model_type": model_type}
     family = find_family(registry, read_architecture(config))
     assert architecture in family.architectures
-    if model_type != "gemma3":
+    if model_type not in ("gemma3", "mistral3"):  # transformers maps these to the whole model
         by_type = find_family(registry, read_architecture({"model_type": model_type}))
         assert by_type is family
 
@@ -196,6 +200,30 @@ def test_the_language_model_of_a_larger_one_has_the_weights_of_it_alone(
     assert all(np.array_equal(read[name].view()[:], theirs[name].view()[:]) for name in read)
     plan = make_plan(config.model_copy(update={"model": str(tmp_path / "whole")}))
     assert plan.model.info == model.info
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture"),
+    [("mistral", "MistralForCausalLM"), ("ministral3", "Ministral3ForCausalLM")],
+)
+def test_a_larger_model_of_mistral_has_the_family_of_its_language_model(
+    tmp_path: Path, kind: str, architecture: str
+) -> None:
+    text = {name: value for name, value in CONFIG.items() if name != "architectures"}
+    text |= {"head_dim": 4, "sliding_window": None, "model_type": kind}
+    whole = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3"}
+
+    def info_of(name: str, **config: Any) -> Any:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        return make_plan(EngineConfig(model=str(tmp_path / name), dtype="float32")).model.info
+
+    alone = info_of("alone", **text, architectures=[architecture])
+    assert info_of("whole", **whole, text_config=text, vision_config={"hidden_size": 9}) == alone
+    tied = {"tie_word_embeddings": True, "text_config": text | {"tie_word_embeddings": False}}
+    assert text_config(whole | tied)["tie_word_embeddings"] is True, "as transformers has it"
+    with pytest.raises(CheckpointError, match=r"text_config.model_type = 'llama'. Allowed: mistr"):
+        info_of("other", **whole, text_config=text | {"model_type": "llama"})
 
 
 def test_a_family_that_is_not_served_is_refused_before_its_quantisation(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ class MistralFamily(ModelFamily):
     """
 
     name = "mistral"
-    architectures = ("MistralForCausalLM",)
+    architectures = ("MistralForCausalLM", "Mistral3ForConditionalGeneration")
 
     def build(
         self,

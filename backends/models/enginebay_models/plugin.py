@@ -44,7 +44,7 @@ _FAMILIES = {
     "ministral": ("MinistralForCausalLM",),
     "minimax_m2": ("MiniMaxM2ForCausalLM",),
     "ministral3": ("Ministral3ForCausalLM",),
-    "mistral": ("MistralForCausalLM",),
+    "mistral": ("MistralForCausalLM", "Mistral3ForConditionalGeneration"),
     "mixtral": ("MixtralForCausalLM",),
     "mpt": ("MptForCausalLM", "MPTForCausalLM"),
     "nemotron": ("NemotronForCausalLM",),

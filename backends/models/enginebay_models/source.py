@@ -38,7 +38,9 @@ class CheckpointSource:
 
     def __init__(self, name_or_path: str) -> None:
         self.folder: Path = find_folder(name_or_path)
-        self.config: Mapping[str, Any] = text_config(read_config(self.folder))
+        whole = read_config(self.folder)
+        self.config: Mapping[str, Any] = text_config(whole)
+        self._is_part = self.config is not whole
         self.architecture: str = read_architecture(self.config)
         self.token_info: TokenInfo = read_token_info(self.folder, self.config)
 
@@ -84,7 +86,7 @@ class CheckpointSource:
 
     def _tensors(self, model: Model) -> Tensors:
         stored = find_tensors(self.folder)
-        if self.architecture in COMPOSITE:
+        if self._is_part:
             stored = text_tensors(stored)
         return read_stored(self.config, with_prefix(model, stored))
 
@@ -124,11 +126,22 @@ def read_stored(config: Mapping[str, Any], stored: Stored) -> Tensors:
     return READERS[method](config["quantization_config"], stored)
 
 
-COMPOSITE = ("Gemma3ForConditionalGeneration",)
-"""Architectures of which the language model is served."""
+COMPOSITE: Mapping[str, Mapping[str, str]] = {
+    "Gemma3ForConditionalGeneration": {},
+    "Mistral3ForConditionalGeneration": {
+        "mistral": "MistralForCausalLM",
+        "ministral3": "Ministral3ForCausalLM",
+    },
+}
+"""Architectures of which the language model is served, with its own ones by its model_type; without
+any it has that of the whole.
+"""
 
 _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.")
-_OWN_FIELDS = ("architectures", "bos_token_id", "eos_token_id", "pad_token_id")
+_OWN_FIELDS = (
+    *("architectures", "bos_token_id", "eos_token_id", "pad_token_id"),
+    "tie_word_embeddings",
+)
 """Fields that the whole model's configuration decides."""
 
 
@@ -136,7 +149,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the configuration of the language model, as a language model alone would have it.
 
     That of another architecture is returned unchanged. CheckpointError when `text_config` is no
-    object.
+    object, or is one of a model that is not served.
     """
     names = config.get("architectures")
     if not isinstance(names, list) or not names or names[0] not in COMPOSITE:
@@ -148,6 +161,11 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if quantized := config.get("quantization_config"):
         whole["quantization_config"] = quantized
     own = {name: config[name] for name in _OWN_FIELDS if config.get(name) is not None}
+    if kinds := COMPOSITE[names[0]]:
+        kind = part.get("model_type", next(iter(kinds)))
+        if not isinstance(kind, str) or kind not in kinds:
+            raise bad_field("text_config.model_type", kind, " or ".join(kinds), is_null=True)
+        own["architectures"] = [kinds[kind]]
     return whole | dict(part) | own
 
 
