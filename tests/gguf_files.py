@@ -30,6 +30,7 @@ ARCHITECTURES = {
     "GemmaForCausalLM": "gemma",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
+    "Phi3ForCausalLM": "phi3",
 }
 
 
@@ -107,6 +108,10 @@ def write_gguf(
         writer.add_tensor(stored, quantized_bytes(changed, own), raw_dtype=raw)
     if (config.get("rope_scaling") or {}).get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", _divisors(config))
+    for length in ("long", "short"):
+        divisors = (config.get("rope_scaling") or {}).get(f"{length}_factor")
+        if divisors is not None:
+            writer.add_tensor(f"rope_factors_{length}.weight", np.array(divisors, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -155,14 +160,14 @@ def _add_config(writer: gguf.GGUFWriter, architecture: str, config: Mapping[str,
     writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", 1e-6))
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_dimension_count(int(head_dim * config.get("partial_rotary_factor", 1.0)))
     writer.add_rope_freq_base(config.get("rope_theta", 10000.0))
     writer.add_vocab_size(config["vocab_size"])
     if architecture == "qwen3moe":
         writer.add_expert_count(config["num_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    if architecture in ("gemma2", "gemma3"):
+    if architecture in ("gemma2", "gemma3", "phi3"):
         writer.add_sliding_window(config["sliding_window"])
     if architecture == "granite":
         writer.add_attention_scale(config["attention_multiplier"])
@@ -176,8 +181,10 @@ def _add_config(writer: gguf.GGUFWriter, architecture: str, config: Mapping[str,
     if rule and rule["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rule["rope_type"]))
         writer.add_rope_scaling_factor(rule["factor"])
-    if rule and rule["rope_type"] == "yarn":
+    if rule and rule["rope_type"] in ("yarn", "longrope"):
         writer.add_rope_scaling_orig_ctx_len(rule["original_max_position_embeddings"])
+    if rule and rule["rope_type"] == "longrope":
+        writer.add_rope_scaling_attn_factors(rule["attention_factor"])
 
 
 def _with_stacked_experts(

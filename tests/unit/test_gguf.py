@@ -66,6 +66,16 @@ MORE_FIELDS: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.5,
         "logits_scaling": 8.0,
     },
+    "Phi3ForCausalLM": {
+        "partial_rotary_factor": 0.75,
+        "rope_scaling": {
+            "rope_type": "longrope",
+            "short_factor": [1.0 + i / 32 for i in range(24)],
+            "long_factor": [1.0 + i for i in range(24)],
+            "attention_factor": 1.25,
+            "original_max_position_embeddings": 64,
+        },
+    },
     "SmolLM3ForCausalLM": {"num_hidden_layers": 5},
 }
 TYPES = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
@@ -167,6 +177,25 @@ def _plain_tensors(path: Path, config: Mapping[str, Any]) -> dict[str, np.ndarra
                 values = pairs.swapaxes(1, 2).reshape(values.shape)
         made[name] = values
     return made
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", pytest.param("Q4_0", marks=pytest.mark.long)])
+def test_tensors_of_several_weights_are_read_in_blocks(tmp_path: Path, kind: str) -> None:
+    """Phi-3 has queries, keys and values in one tensor, and gate and up in another."""
+    config = CONFIG | {"architectures": ["Phi3ForCausalLM"], "num_hidden_layers": 1}
+    path = write_gguf(tmp_path / "m.gguf", config, random_tensors(config), letters(320), kind)
+    source, stored = GgufSource(str(path)), dequantised(path)
+    model = model_of(source.config)
+    weights, sources = load(source, model), model.tensor_sources()
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.PHI3, 1)
+    for name in ("layers.0.attention.qkv", "layers.0.mlp.gate_up", "layers.0.mlp.down"):
+        weight, made = weights[name], sources[name]
+        assert isinstance(weight, QuantizedArray)
+        assert weight.method == METHODS.get(kind, "int8_group")
+        read = [stored[names.get_name(one, try_suffixes=(".weight",)) or ""] for one in made.names]
+        shape = model.weight_specs()[name].shape
+        whole = made.build(read, (slice(None),) * len(shape))
+        np.testing.assert_allclose(in_f32(weight), whole, atol=1e-6 * np.abs(whole).max())
 
 
 def test_a_group_without_a_scale_is_its_offset(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from enginebay_models.hf_config import DEFAULT_WINDOW, FULL, SLIDING
 
 ROPE_DIVISORS = "rope_freqs.weight"
 """Tensor of numbers that rotary frequencies are divided by; it is no weight."""
+LONG_DIVISORS, SHORT_DIVISORS = "rope_factors_long.weight", "rope_factors_short.weight"
+"""The same of contexts longer than the original one, and of shorter ones."""
 EMBEDDING_TENSOR, HEAD_TENSOR = "token_embd.weight", "output.weight"
 
 
@@ -83,6 +85,16 @@ def _smollm3(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
     return dict(_llama(metadata, file)) | {"no_rope_layer_interval": 4}
 
 
+def _phi3(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    """Return the window, and the share of a head that is rotated."""
+    size = _head_dim(metadata, is_partial=True)
+    window = metadata.whole(".attention.sliding_window", 0, least=0)
+    return {
+        "sliding_window": window or None,
+        "partial_rotary_factor": metadata.whole(".rope.dimension_count", size) / size,
+    }
+
+
 def _gemma(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
     return {"hidden_act": "gelu_pytorch_tanh"}
 
@@ -144,11 +156,16 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "granite": GgufArchitecture("GraniteForCausalLM", _granite),
     "llama": GgufArchitecture("LlamaForCausalLM", _llama),
     "olmo2": GgufArchitecture("Olmo2ForCausalLM", _olmo2),
+    "phi3": GgufArchitecture("Phi3ForCausalLM", _phi3),
     "qwen2": GgufArchitecture("Qwen2ForCausalLM", _qwen2),
     "qwen3": GgufArchitecture("Qwen3ForCausalLM", _qwen3),
     "qwen3moe": GgufArchitecture("Qwen3MoeForCausalLM", _qwen3moe),
     "smollm3": GgufArchitecture("SmolLM3ForCausalLM", _smollm3),
 }
+
+
+PARTLY_ROTATED = ("phi3",)
+"""Architectures whose files may rotate a part of each head."""
 
 
 def make_config_json(metadata: Metadata, file: GgufFile) -> dict[str, Any]:
@@ -176,7 +193,7 @@ def make_config_json(metadata: Metadata, file: GgufFile) -> dict[str, Any]:
         "num_hidden_layers": metadata.whole(".block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": metadata.whole(".attention.head_count_kv", heads),
-        "head_dim": _head_dim(metadata),
+        "head_dim": _head_dim(metadata, is_partial=name in PARTLY_ROTATED),
         "rms_norm_eps": metadata.number(".attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": metadata.whole(".context_length"),
         "tie_word_embeddings": HEAD_TENSOR not in file.tensors,
@@ -186,12 +203,14 @@ def make_config_json(metadata: Metadata, file: GgufFile) -> dict[str, Any]:
     }
 
 
-def _head_dim(metadata: Metadata) -> int:
-    """Return the size of a head. Values and rotary positions must have the same size."""
+def _head_dim(metadata: Metadata, *, is_partial: bool = False) -> int:
+    """Return the size of a head. Values must have the same size, and so must rotary positions,
+    unless `is_partial`.
+    """
     heads = metadata.whole(".attention.head_count")
     size = max(1, metadata.whole(".embedding_length") // heads)
     size = metadata.whole(".attention.key_length", size)
-    for name in (".attention.value_length", ".rope.dimension_count"):
+    for name in (".attention.value_length", ".rope.dimension_count")[: 1 if is_partial else 2]:
         if metadata.whole(name, size) != size:
             raise metadata.refused(name, f"{size}, the size of a key")
     return size
@@ -199,6 +218,8 @@ def _head_dim(metadata: Metadata) -> int:
 
 def _rope_scaling(metadata: Metadata, file: GgufFile) -> Mapping[str, Any] | None:
     """Return the rule of rotary positions; None for the plain one."""
+    if LONG_DIVISORS in file.tensors:
+        return _longrope(metadata, file)
     kind = metadata.text(".rope.scaling.type", "linear")
     factor = metadata.get(".rope.scaling.factor") or metadata.get(".rope.scale_linear") or 1.0
     for name in (".rope.scaling.attn_factor", ".rope.scaling.yarn_attn_factor"):
@@ -228,12 +249,7 @@ def _rope_scaling(metadata: Metadata, file: GgufFile) -> Mapping[str, Any] | Non
 
 def _divided(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
     """Return the rule with a divisor per frequency, which files have for Llama 3."""
-    info = file.tensors[ROPE_DIVISORS]
-    if info.type_name != "F32" or info.shape != (_head_dim(metadata) // 2,):
-        given = f"{file.path} has tensor {ROPE_DIVISORS} of type {info.type_name} and shape "
-        allowed = f"F32 and [{_head_dim(metadata) // 2}], half of the size of a head"
-        raise CheckpointError(f"{given}{shown(info.shape)}", allowed, "Choose another file.")
-    divisors = np.frombuffer(info.data, "<f4", info.shape[0], info.start).tolist()
+    divisors = _read_divisors(file, ROPE_DIVISORS, _head_dim(metadata))
     context = metadata.whole(".context_length")
     return {
         "rope_type": "longrope",
@@ -242,3 +258,27 @@ def _divided(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
         "factor": 1.0,
         "original_max_position_embeddings": context,
     }
+
+
+def _longrope(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    """Return the rule with divisors for short and for long contexts, which files have for Phi-3."""
+    size = _head_dim(metadata, is_partial=True)
+    rotated = metadata.whole(".rope.dimension_count", size)
+    return {
+        "rope_type": "longrope",
+        "short_factor": _read_divisors(file, SHORT_DIVISORS, rotated),
+        "long_factor": _read_divisors(file, LONG_DIVISORS, rotated),
+        "attention_factor": metadata.number(".rope.scaling.attn_factor", 1.0),
+        "original_max_position_embeddings": metadata.whole(".rope.scaling.original_context_length"),
+    }
+
+
+def _read_divisors(file: GgufFile, name: str, rotated: int) -> list[float]:
+    """Return the numbers of a tensor: one for each pair of `rotated` features."""
+    info = file.tensors.get(name)
+    allowed = f"F32 and [{rotated // 2}], one number for each pair of rotated features"
+    if info is None or info.type_name != "F32" or info.shape != (rotated // 2,):
+        of = "no" if info is None else f"of type {info.type_name} and shape {shown(info.shape)} a"
+        given = f"{file.path} has {of} tensor {name}"
+        raise CheckpointError(given, allowed, "Choose another file.")
+    return np.frombuffer(info.data, "<f4", info.shape[0], info.start).tolist()

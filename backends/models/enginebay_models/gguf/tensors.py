@@ -17,7 +17,13 @@ from enginebay.contracts.model import Model
 from enginebay.errors import CheckpointError, shown
 from enginebay.weights import QuantizedArray
 from enginebay_models.gguf.block_types import BLOCK_TYPES, BlockType
-from enginebay_models.gguf.config import EMBEDDING_TENSOR, HEAD_TENSOR, ROPE_DIVISORS
+from enginebay_models.gguf.config import (
+    EMBEDDING_TENSOR,
+    HEAD_TENSOR,
+    LONG_DIVISORS,
+    ROPE_DIVISORS,
+    SHORT_DIVISORS,
+)
 from enginebay_models.gguf.header import GgufFile, GgufTensorInfo, tensor_bytes
 from enginebay_models.quantized_tensors import QuantizedForm, QuantizedTensor, Tensors
 from enginebay_models.safetensors_file import StoredTensor
@@ -48,6 +54,9 @@ _SANDWICH_PARTS = _PARTS | {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_FUSED_PARTS = _PARTS | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_PARTS_OF = dict.fromkeys(_SANDWICHES, _SANDWICH_PARTS) | {"phi3": _FUSED_PARTS}
+"""Parts of the names in files, and in models, of architectures that have others."""
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _MODEL_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight")
@@ -64,7 +73,7 @@ _VALUE_DTYPES: Mapping[str, Any] = {
 
 def model_name(name: str, architecture: str) -> str:
     """Return the name that models have for a tensor; an unknown name is returned unchanged."""
-    parts = _SANDWICH_PARTS if architecture in _SANDWICHES else _PARTS
+    parts = _PARTS_OF.get(architecture, _PARTS)
     found = _LAYER.fullmatch(name)
     if found is None or found[2] not in parts:
         return _WHOLE.get(name, name)
@@ -73,7 +82,7 @@ def model_name(name: str, architecture: str) -> str:
 
 def file_name(name: str, architecture: str) -> str:
     """Return the name that files have for a tensor of a model."""
-    parts = _SANDWICH_PARTS if architecture in _SANDWICHES else _PARTS
+    parts = _PARTS_OF.get(architecture, _PARTS)
     of_model = {own: usual for usual, own in parts.items()}
     if (expert := _MODEL_EXPERT.fullmatch(name)) is not None:
         return f"blk.{expert[1]}.ffn_{expert[2]}_exps.weight"
@@ -88,7 +97,7 @@ def open_tensors(file: GgufFile, config: Mapping[str, Any]) -> Tensors:
     return {
         name: _opened(info, config)
         for stored in file.tensors.values()
-        if stored.name != ROPE_DIVISORS
+        if stored.name not in (ROPE_DIVISORS, LONG_DIVISORS, SHORT_DIVISORS)
         for name, info in _named(stored, config["model_type"])
     }
 
