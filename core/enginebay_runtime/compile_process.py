@@ -44,9 +44,9 @@ where it makes way for them.
 LEAST_NICE = 19
 """The nice value of a session of processes that is to run where no other would."""
 
-Way = Literal["now", "idle", "pauses"]
-"""How a process that compiles makes way for steps: not at all, it has cores that are idle, or it
-stops in turn, too.
+CompilePriority = Literal["high", "idle", "pauses"]
+"""How a process that compiles makes way for steps: not at all; it has cores that are idle; or it
+also stops in turn.
 """
 
 
@@ -83,10 +83,12 @@ class CompileProcess:
         self._turn, self._interrupting = threading.Lock(), threading.Lock()
         self._is_able = True
 
-    def of(self, source: StepSource, *, way: Way = "pauses") -> CompileElsewhere | None:
+    def of(
+        self, source: StepSource, *, priority: CompilePriority = "pauses"
+    ) -> CompileElsewhere | None:
         """What compiles the steps of a source here; None where this process must: its parts were
         replaced, its programs are not stored, its steps are too small to be worth a process, or
-        another process cannot use the device. `way`: how it makes way for steps.
+        another process cannot use the device. `priority`: how it makes way for steps.
         """
         parts, store = source.parts, source.store
         is_able = (
@@ -97,25 +99,27 @@ class CompileProcess:
             and parts.program_digest == self._digest
             and source.is_host
         )
-        return functools.partial(self.compile, way=way) if is_able else None
+        return functools.partial(self.compile, priority=priority) if is_able else None
 
-    def compile(self, shapes: StepShapes, part: StepKey, *, way: Way = "pauses") -> bool:
+    def compile(
+        self, shapes: StepShapes, part: StepKey, *, priority: CompilePriority = "pauses"
+    ) -> bool:
         """Compile a part of a step into the store. Returns whether it is there now; False when the
-        process cannot make it, so that this one must. `way`: as that of `of`.
+        process cannot make it, so that this one must. `priority`: as that of `of`.
 
         EndedError after `interrupt`, and when the program ends.
         """
         with self._turn:
-            return self._is_able and self._compile(shapes, part, way)
+            return self._is_able and self._compile(shapes, part, priority)
 
-    def _compile(self, shapes: StepShapes, part: StepKey, way: Way) -> bool:
+    def _compile(self, shapes: StepShapes, part: StepKey, priority: CompilePriority) -> bool:
         with self._interrupting:
             self._interrupted.clear()
         try:
             self._worker.start()
             if not self._worker.post(encoded(shapes, part), LIMITS.time_s):
                 raise WorkerError("it does not read")
-            self._wait(way)
+            self._wait(priority)
             reason = bytes(self._worker.take()).decode()
         except (LimitError, WorkerError, EnginebayError, OSError) as error:
             self._check_end()
@@ -127,10 +131,10 @@ class CompileProcess:
             self._worker.close()
         return not reason
 
-    def _wait(self, way: Way) -> None:
+    def _wait(self, priority: CompilePriority) -> None:
         """Wait for the answer, or the end of the process."""
-        is_paused, since_s, pauses = False, -math.inf, way == "pauses"
-        has_priority, value = False, 0 if way == "now" else LEAST_NICE
+        is_paused, since_s, pauses = False, -math.inf, priority == "pauses"
+        has_priority, value = False, 0 if priority == "high" else LEAST_NICE
         deadline_s = time.monotonic() + LIMITS.time_s
         while not self._worker.has_answer(POLL_S) and (pid := self._worker.pid) is not None:
             self._check_end()

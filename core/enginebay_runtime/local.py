@@ -362,8 +362,8 @@ class LocalExecutor(Executor):
         decodes, prefills = (
             [key for key in there if (key.kind == "prefill") is kind] for kind in (False, True)
         )
-        asked = [(layered, key, uncounted, process_of(way="now")) for key in several]
-        asked += [(whole, key, uncounted, process_of(way="idle")) for key in decodes]
+        asked = [(layered, key, uncounted, process_of(priority="high")) for key in several]
+        asked += [(whole, key, uncounted, process_of(priority="idle")) for key in decodes]
         asked += [(whole, key, uncounted, process_of()) for key in prefills]
         asked += [(whole, key, report, process_of()) for key in others]
         jobs = [functools.partial(made, *each) for each in asked]

@@ -20,7 +20,7 @@ from enginebay.config import EngineConfig
 from enginebay.text.worker.process import LimitedWorker
 from enginebay_runtime import compile_process
 from enginebay_runtime.background import Background, EndedError
-from enginebay_runtime.compile_process import CompileProcess, Way
+from enginebay_runtime.compile_process import CompilePriority, CompileProcess
 from enginebay_runtime.compile_worker import CompileWorker, encoded
 from enginebay_runtime.compiling import StepSource
 from enginebay_runtime.layered import MIN_LAYERS
@@ -232,10 +232,10 @@ def test_a_process_makes_way_for_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     assert process.pid is None
     assert said[:4] == [True, False] * 2
     said.clear()
-    cases: list[tuple[bool, Way]] = [(False, "pauses"), (True, "idle"), (True, "now")]
-    for is_busy, way in cases:
+    cases: list[tuple[bool, CompilePriority]] = [(False, "pauses"), (True, "idle"), (True, "high")]
+    for is_busy, priority in cases:
         process = CompileProcess(config(), "digest", lambda is_busy=is_busy: is_busy)
-        assert process.compile(SHAPES, PART, way=way)
+        assert process.compile(SHAPES, PART, priority=priority)
         process.close()
         assert said == []
 
@@ -247,9 +247,9 @@ def test_its_session_is_nice_unless_it_makes_no_way(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(compile_process, "TARGET", f"{__name__}:slow")
     own = Path("/proc/self/autogroup").read_text()
     process, found = CompileProcess(config(), "digest", lambda: False), []
-    ways: tuple[Way, ...] = ("idle", "now", "pauses")
-    for way in ways:
-        assert process.compile(SHAPES, PART, way=way)
+    priorities: tuple[CompilePriority, ...] = ("idle", "high", "pauses")
+    for priority in priorities:
+        assert process.compile(SHAPES, PART, priority=priority)
         found.append(Path(f"/proc/{process.pid}/autogroup").read_text().split()[-1])
     process.close()
     assert found == ["19", "0", "19"]
