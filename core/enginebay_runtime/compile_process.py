@@ -41,21 +41,20 @@ PAUSE_S, RUN_S = 0.5, 0.25
 where it makes way for them.
 """
 
-LEAST_NICE = 19
-"""The nice value of a session of processes that is to run where no other would."""
+LOWEST_PRIORITY_NICE = 19
+"""The nice value of a session that is to run only on cores that no other session uses."""
 
 CompilePriority = Literal["high", "idle", "pauses"]
-"""How a process that compiles makes way for steps: not at all; it has cores that are idle; or it
-also stops in turn.
+"""How a process that compiles makes way for steps. `high`: its session shares cores like any other.
+`idle`: it runs on cores that are idle. `pauses`: as `idle`, and it also stops in turn while steps
+run.
 """
 
 
 def set_session_nice(pid: int, value: int) -> bool:
-    """Set the nice value of the session that the process `pid` leads. Return False when that is to
-    be tried again.
-
-    Linux shares cores between sessions first ("autogroup"): what it knows of the priority of a
-    process counts within its session. Nothing is done on systems without it.
+    """Set the nice value of the session that the process `pid` leads. Linux shares cores between
+    sessions first ("autogroup"); the priority of a process counts only within its session. Systems
+    without autogroups are left as they are. Returns False if the change must be tried again.
     """
     try:
         Path(f"/proc/{pid}/autogroup").write_text(str(value), encoding="ascii")
@@ -134,11 +133,11 @@ class CompileProcess:
     def _wait(self, priority: CompilePriority) -> None:
         """Wait for the answer, or the end of the process."""
         is_paused, since_s, pauses = False, -math.inf, priority == "pauses"
-        has_priority, value = False, 0 if priority == "high" else LEAST_NICE
+        is_nice_set, value = False, 0 if priority == "high" else LOWEST_PRIORITY_NICE
         deadline_s = time.monotonic() + LIMITS.time_s
         while not self._worker.has_answer(POLL_S) and (pid := self._worker.pid) is not None:
             self._check_end()
-            has_priority = has_priority or set_session_nice(pid, value)
+            is_nice_set = is_nice_set or set_session_nice(pid, value)
             now_s = time.monotonic()
             if now_s > deadline_s:
                 return

@@ -317,9 +317,9 @@ class LocalExecutor(Executor):
     ) -> Background:
         """Compile the programs of the first steps `in_order`, as LayeredSteps where they can be,
         and those that write rows. Returns a Background that compiles the others after its start():
-        first a decode step of several rows as a LayeredStep, then the whole programs of the first
-        steps, then the others. That of several rows makes no way for steps, because until it is
-        there rows decode one by one.
+        first a decode step of several rows as a LayeredStep, which makes no way for steps, because
+        until it is there rows decode one by one; then the whole programs of the first steps, those
+        that decode without pauses; then the others.
 
         Until the others are compiled, `choose` finds a larger program for each step that one
         `serves`. `progress` counts all programs; for the others it is called on their thread.

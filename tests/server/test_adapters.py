@@ -93,6 +93,11 @@ def test_a_folder_without_regular_files_is_refused_at_once(
     assert adapted.get("/health").status_code == 200
 
 
+def test_a_path_with_a_nul_is_a_wrong_request(adapted: Asker) -> None:
+    error = adapted.refused(LOAD, 400, lora_name="strange", lora_path="a\x00b")
+    assert "embedded null" in error["message"]
+
+
 def test_clients_load_and_unload_adapters(adapted: Asker, tmp_path: Path) -> None:
     folder = str(write_adapter(tmp_path / "a", TINY, seed=2, scale=2.0))
     assert adapted.ok(LOAD, lora_name="a", lora_path=folder)["status"] == "loaded"

@@ -76,6 +76,7 @@ def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
     command = shlex.split(named(unit, "ExecStart"))
     flags = flags_of(command[1:])
     assert int(named(unit, "TimeoutStopSec")) > flags.drain_timeout
+    assert named(unit, "KillMode") == "mixed", "a stop's signal goes to the server alone"
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
     copy = tmp_path / "enginebay.service"

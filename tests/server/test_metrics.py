@@ -77,6 +77,7 @@ def test_times_are_counted_by_bucket(after: dict[str, float], name: str, count: 
 TWO = {"prompt": ["Once upon a time", "One day"], "max_tokens": 3, "ignore_eos": True}
 CHAT = {"messages": HELLO, "max_tokens": 3, "ignore_eos": True}
 MANY = {"n": 3, "temperature": 1, "seed": 1}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 KINDS: list[tuple[str, dict[str, Any], dict[str, int]]] = [
     ("completions", TWO, {"length": 2}),
     ("completions", {**TWO, **MANY}, {"length": 6}),
@@ -89,7 +90,12 @@ KINDS: list[tuple[str, dict[str, Any], dict[str, int]]] = [
     ("chat/completions", {**CHAT, **MANY, "stream": True}, {"length": 3}),
     ("responses", {"input": "Hello!", "max_output_tokens": 3}, {"length": 1}),
     ("messages", {"messages": HELLO, "max_tokens": 3, "stream": True}, {"length": 1}),
+    ("completions", {**TWO, "guided_choice": ["yes", "no"], "stream": True}, {"stop": 2}),
+    ("completions", {**TWO, "logprobs": 2, "temperature": 0.5}, {"length": 2}),
+    ("chat/completions", {**CHAT, "tools": TOOLS, "stream": True}, {"length": 1}),
     ("embeddings", {"input": ["a", "b"]}, {}),
+    ("count_tokens", {"prompt": "a"}, {}),
+    ("completions", {**TWO, "temperature": -1}, {}),
     ("completions", {**TWO, "prompt": []}, {}),
 ]
 

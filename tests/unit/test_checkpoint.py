@@ -359,7 +359,15 @@ def test_folder_that_is_no_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '{"architectures": []}', "{}", '{"architectures": "LlamaForCausalLM"}']
+    "text",
+    [
+        "{",
+        "[]",
+        '{"architectures": []}',
+        "{}",
+        '{"architectures": "LlamaForCausalLM"}',
+        '{"architectures": [[]]}',
+    ],
 )
 def test_broken_config_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)

@@ -68,6 +68,7 @@ MORE_FIELDS: dict[str, dict[str, Any]] = {
     },
     "Phi3ForCausalLM": {
         "partial_rotary_factor": 0.75,
+        "original_max_position_embeddings": 64,
         "rope_scaling": {
             "rope_type": "longrope",
             "short_factor": [1.0 + i / 32 for i in range(24)],
@@ -196,6 +197,17 @@ def test_tensors_of_several_weights_are_read_in_blocks(tmp_path: Path, kind: str
         shape = model.weight_specs()[name].shape
         whole = made.build(read, (slice(None),) * len(shape))
         np.testing.assert_allclose(in_f32(weight), whole, atol=1e-6 * np.abs(whole).max())
+
+
+def test_divisors_of_short_and_of_long_contexts_come_together(tmp_path: Path) -> None:
+    config = CONFIG | {"architectures": ["Phi3ForCausalLM"]} | MORE_FIELDS["Phi3ForCausalLM"]
+    tensors = random_tensors(config)
+    source = GgufSource(str(write_gguf(tmp_path / "m.gguf", config, tensors, letters(320))))
+    assert model_of(source.config).info.auto_max_model_len == 64
+    rule = {key: one for key, one in config["rope_scaling"].items() if key != "long_factor"}
+    path = write_gguf(tmp_path / "n.gguf", config | {"rope_scaling": rule}, tensors, letters(320))
+    with pytest.raises(CheckpointError, match=r"has no tensor rope_factors_long.weight"):
+        GgufSource(str(path))
 
 
 def test_a_group_without_a_scale_is_its_offset(tmp_path: Path) -> None:

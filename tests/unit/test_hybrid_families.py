@@ -51,6 +51,8 @@ def build(family: str, **fields: Any) -> Any:
         ("falcon_h1", {"key_multiplier": 0}, "key_multiplier = 0. Allowed: a positive number"),
         ("nemotron_h", {"layers_block_type": ["mlp"]}, "at least one of them full_attention"),
         ("nemotron_h", {"layers_block_type": ["full_attention", 3]}, "Allowed: a list of linear_"),
+        ("nemotron_h", {"layers_block_type": ["full_attention", []]}, "Allowed: a list of linear_"),
+        ("nemotron_h", {"time_step_limit": [0.0, 10**400]}, "Allowed: two numbers from 0"),
         ("nemotron_h", {"layers_block_type": None}, "layers_block_type = null. Allowed: a list of"),
         (
             "nemotron_h",
@@ -93,6 +95,11 @@ def test_a_model_without_mamba_has_no_states() -> None:
     model = build("granitemoehybrid", layer_types=["attention"] * 3, num_local_experts=0)
     assert not model.info.states
     assert not any("experts" in path or "router" in path for path in model.weight_specs())
+
+
+def test_infinity_is_read_as_transformers_writes_it() -> None:
+    written = build("falcon_h1", time_step_limit=[0.0, {"__float__": "Infinity"}])
+    assert written.info == build("falcon_h1", time_step_limit=[0.0, float("inf")]).info
 
 
 def test_letters_stand_for_the_kinds_of_layers_of_one_block() -> None:

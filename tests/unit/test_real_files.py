@@ -18,7 +18,7 @@ from enginebay.config import EngineConfig
 from enginebay.errors import CheckpointError
 from enginebay.plugins.registry import load_registry
 from enginebay_models.checkpoint import read_architecture
-from enginebay_models.source import CheckpointSource, quantization_of, text_config
+from enginebay_models.source import CheckpointSource, quantization_of
 from tests.unit.checkpoints import CONFIG, model_of, random_tensors, write
 
 PUBLISHED = {
@@ -220,10 +220,21 @@ def test_a_larger_model_of_mistral_has_the_family_of_its_language_model(
 
     alone = info_of("alone", **text, architectures=[architecture])
     assert info_of("whole", **whole, text_config=text, vision_config={"hidden_size": 9}) == alone
-    tied = {"tie_word_embeddings": True, "text_config": text | {"tie_word_embeddings": False}}
-    assert text_config(whole | tied)["tie_word_embeddings"] is True, "as transformers has it"
     with pytest.raises(CheckpointError, match=r"text_config.model_type = 'llama'. Allowed: mistr"):
         info_of("other", **whole, text_config=text | {"model_type": "llama"})
+
+
+@pytest.mark.parametrize("has_head", [True, False])
+def test_a_larger_model_that_says_both_has_the_head_that_is_stored(
+    tmp_path: Path, has_head: bool
+) -> None:
+    """transformers writes `tie_word_embeddings` twice, and ties what is not stored."""
+    text = {"model_type": "mistral", "tie_word_embeddings": False}
+    whole = {"architectures": ["Mistral3ForConditionalGeneration"], "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(whole | {"text_config": text}))
+    stored = {"language_model.lm_head.weight" if has_head else "a.weight": np.ones((2, 2))}
+    save_file(stored, tmp_path / "model.safetensors")
+    assert CheckpointSource(str(tmp_path)).config["tie_word_embeddings"] is not has_head
 
 
 def test_a_family_that_is_not_served_is_refused_before_its_quantisation(tmp_path: Path) -> None:

@@ -153,7 +153,9 @@ def silence_advice() -> None:
 
 
 _OWN_ARCHITECTURES = {"internlm3": "InternLM3ForCausalLM"}
-"""Architectures of types that transformers computes as another family, whose fields differ."""
+"""model_type -> architecture, where transformers uses the class of another family, but config.json
+has fields of its own.
+"""
 
 
 def _architecture_of_type(model_type: str) -> str | None:

@@ -243,7 +243,7 @@ def _cache_group(name: str, spec: AttnSpec, num_layers: int) -> CacheGroup:
 def _layer(
     index: int, config: DecoderConfig, attention: AttentionLayerConfig | None, variant: Variant
 ) -> DecoderLayer:
-    """Return layer `index`, with this attention or with the variant's mixer."""
+    """Return layer `index`: this attention or the variant's mixer, an MLP, or both."""
     name, size = f"model.layers.{index}", config.hidden_size
 
     def norm(of: str, layer: int = index) -> Any:

@@ -216,16 +216,16 @@ class Experts(nnx.Module):
             found: jax.Array = ops[GROUPED_LINEAR](rows, weight.get_value(), sizes)
             return found
 
-        opened = ACTIVATIONS[self.activation]
+        activate = ACTIVATIONS[self.activation]
         if self.gate is None:
             assert self.up is not None, "an expert without a gate has ups"
             up = product(self.up)
-            return opened(up.astype(jnp.float32)).astype(up.dtype)
+            return activate(up.astype(jnp.float32)).astype(up.dtype)
         if self.up is None:
             gate, up = jnp.split(product(self.gate), 2, axis=-1)
         else:
             gate, up = product(self.gate), product(self.up)
-        return opened(gate.astype(jnp.float32)).astype(gate.dtype) * up
+        return activate(gate.astype(jnp.float32)).astype(gate.dtype) * up
 
 
 class SharedExperts(nnx.Module):

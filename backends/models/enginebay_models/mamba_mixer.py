@@ -27,6 +27,8 @@ from enginebay_models.fields import MAX_SIZE, bad_field, flag, positive
 
 MAMBA = "mamba"
 """Name of the cache group of the layers' states."""
+_LARGEST_STEP = 1e30
+"""Of a limit that is not infinite."""
 INPUTS, SCAN = "inputs", "scan"
 """Arrays of a state: the last inputs of the convolution, and the state of the scan."""
 
@@ -147,11 +149,14 @@ def read_head_dim(config: Mapping[str, Any], inner: int, heads: int, allowed: st
 def read_limits(config: Mapping[str, Any]) -> tuple[float, float]:
     """Read time_step_limit: two numbers, the least and the largest step, which may be infinite."""
     found = config.get("time_step_limit", (0.0, float("inf")))
+    if isinstance(found, list):  # transformers 5 writes infinity as an object
+        found = [float("inf") if one == {"__float__": "Infinity"} else one for one in found]
     if (
         not isinstance(found, list | tuple)
         or len(found) != 2
         or any(isinstance(one, bool) or not isinstance(one, int | float) for one in found)
         or not 0 <= found[0] <= found[1]
+        or any(one > _LARGEST_STEP and one != float("inf") for one in found)
     ):
         allowed = "two numbers from 0, the smaller first"
         raise bad_field("time_step_limit", found, allowed, is_null="time_step_limit" in config)

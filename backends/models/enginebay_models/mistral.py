@@ -21,7 +21,8 @@ _DEFAULT_KV_HEADS = 8
 
 class MistralFamily(ModelFamily):
     """A window of `sliding_window` tokens (4096 if absent) in every layer; full attention if it is
-    null.
+    null. Of `Mistral3ForConditionalGeneration` the language model is served, by `ministral3` if
+    `text_config` has that `model_type`.
     """
 
     name = "mistral"

@@ -38,6 +38,7 @@ _USUAL = {
     "use_conv_bias": "mamba_conv_bias",
     "time_step_limit": "mamba_dt_limit",
     "layers_block_type": "layer_types",
+    "n_routed_experts": "num_local_experts",
 }
 """Own name of a field -> name that a file may have instead."""
 _NAMES = {
@@ -59,9 +60,10 @@ class NemotronHFamily(ModelFamily):
     `hybrid_override_pattern`; `num_hidden_layers` is not read.
 
     Experts are chosen as in `deepseek_v3`; with `moe_latent_size` they read a projection to it. A
-    shared one computes every token. Steps of Mamba-2 are clipped to `time_step_limit`, and not to
-    `time_step_min`, to which transformers clips those of prompts alone. Biases: `mlp_bias`,
-    `use_bias` of Mamba-2's projections, `use_conv_bias`.
+    shared one computes every token. The steps (dt) of Mamba-2 are clipped to `time_step_limit`.
+    transformers ignores that field, and raises the steps of prompts, but not those of new tokens,
+    to `time_step_min`: its logits may differ. Biases: `mlp_bias`, `use_bias` of Mamba-2's
+    projections, `use_conv_bias`.
     """
 
     name = "nemotron_h"
@@ -90,7 +92,7 @@ class NemotronHFamily(ModelFamily):
             eps=("layer_norm_epsilon", 1e-5),
         )
         every = range(decoder.num_layers)
-        make_mlp, mlp_config = _mlps(config, decoder, kinds)
+        make_mlp, mlp_config = _mlps(own, decoder, kinds)
         variant = Variant(
             windows=(None,) * decoder.num_layers,
             mlp_bias=flag(config, "mlp_bias", default=False),
@@ -113,7 +115,9 @@ def _read_kinds(config: Mapping[str, Any]) -> list[str]:
         kinds = [_LETTERS.get(letter) for letter in found] if isinstance(found, str) else [None]
         allowed = "letters M, *, - and E, at least one of them *"
     else:
-        kinds = [_OLDER.get(one, one) for one in found] if isinstance(found, list) else [None]
+        named = [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
+        is_list = isinstance(found, list) and len(named) == len(found)
+        kinds = [_OLDER.get(one, one) for one in named] if is_list else [None]
         allowed = f"a list of {', '.join(_LETTERS.values())}, at least one of them {FULL}"
     if FULL not in kinds or any(kind not in _LETTERS.values() for kind in kinds):
         raise bad_field(name, found, allowed, is_null=name in config)

@@ -41,6 +41,9 @@ class CheckpointSource:
         whole = read_config(self.folder)
         self.config: Mapping[str, Any] = text_config(whole)
         self._is_part = self.config is not whole
+        if self._is_part and (whole.get(_TIED), self.config.get(_TIED)) == (True, False):
+            has_head = any(name.endswith(HEAD) for name in find_tensors(self.folder))
+            self.config = {**self.config, _TIED: not has_head}  # as transformers ties them
         self.architecture: str = read_architecture(self.config)
         self.token_info: TokenInfo = read_token_info(self.folder, self.config)
 
@@ -133,16 +136,15 @@ COMPOSITE: Mapping[str, Mapping[str, str]] = {
         "ministral3": "Ministral3ForCausalLM",
     },
 }
-"""Architectures of which the language model is served, with its own ones by its model_type; without
-any it has that of the whole.
+"""Architecture of a larger model whose language model is served -> architectures of the language
+model by `text_config.model_type`. Where there are none, the language model has the architecture of
+the larger model.
 """
 
 _OTHER_PARTS = ("vision_tower.", "multi_modal_projector.")
-_OWN_FIELDS = (
-    *("architectures", "bos_token_id", "eos_token_id", "pad_token_id"),
-    "tie_word_embeddings",
-)
+_OWN_FIELDS = ("architectures", "bos_token_id", "eos_token_id", "pad_token_id")
 """Fields that the whole model's configuration decides."""
+_TIED = "tie_word_embeddings"
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -152,7 +154,8 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     object, or is one of a model that is not served.
     """
     names = config.get("architectures")
-    if not isinstance(names, list) or not names or names[0] not in COMPOSITE:
+    first = names[0] if isinstance(names, list) and names else None
+    if not isinstance(first, str) or first not in COMPOSITE:
         return config
     part = config.get("text_config", {})
     if not isinstance(part, Mapping):
@@ -161,7 +164,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if quantized := config.get("quantization_config"):
         whole["quantization_config"] = quantized
     own = {name: config[name] for name in _OWN_FIELDS if config.get(name) is not None}
-    if kinds := COMPOSITE[names[0]]:
+    if kinds := COMPOSITE[first]:
         kind = part.get("model_type", next(iter(kinds)))
         if not isinstance(kind, str) or kind not in kinds:
             raise bad_field("text_config.model_type", kind, " or ".join(kinds), is_null=True)

@@ -16,7 +16,8 @@ from enginebay_models.hf_config import DEFAULT_WINDOW, FULL, SLIDING
 ROPE_DIVISORS = "rope_freqs.weight"
 """Tensor of numbers that rotary frequencies are divided by; it is no weight."""
 LONG_DIVISORS, SHORT_DIVISORS = "rope_factors_long.weight", "rope_factors_short.weight"
-"""The same of contexts longer than the original one, and of shorter ones."""
+"""The same for contexts longer than the original one, and for contexts up to it."""
+_ORIGINAL_CONTEXT = ".rope.scaling.original_context_length"
 EMBEDDING_TENSOR, HEAD_TENSOR = "token_embd.weight", "output.weight"
 
 
@@ -92,6 +93,7 @@ def _phi3(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
     return {
         "sliding_window": window or None,
         "partial_rotary_factor": metadata.whole(".rope.dimension_count", size) / size,
+        "original_max_position_embeddings": metadata.whole(_ORIGINAL_CONTEXT, 4096),
     }
 
 
@@ -218,7 +220,7 @@ def _head_dim(metadata: Metadata, *, is_partial: bool = False) -> int:
 
 def _rope_scaling(metadata: Metadata, file: GgufFile) -> Mapping[str, Any] | None:
     """Return the rule of rotary positions; None for the plain one."""
-    if LONG_DIVISORS in file.tensors:
+    if LONG_DIVISORS in file.tensors or SHORT_DIVISORS in file.tensors:
         return _longrope(metadata, file)
     kind = metadata.text(".rope.scaling.type", "linear")
     factor = metadata.get(".rope.scaling.factor") or metadata.get(".rope.scale_linear") or 1.0
@@ -269,7 +271,7 @@ def _longrope(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
         "short_factor": _read_divisors(file, SHORT_DIVISORS, rotated),
         "long_factor": _read_divisors(file, LONG_DIVISORS, rotated),
         "attention_factor": metadata.number(".rope.scaling.attn_factor", 1.0),
-        "original_max_position_embeddings": metadata.whole(".rope.scaling.original_context_length"),
+        "original_max_position_embeddings": metadata.whole(_ORIGINAL_CONTEXT, 4096),
     }
 
 
@@ -278,7 +280,8 @@ def _read_divisors(file: GgufFile, name: str, rotated: int) -> list[float]:
     info = file.tensors.get(name)
     allowed = f"F32 and [{rotated // 2}], one number for each pair of rotated features"
     if info is None or info.type_name != "F32" or info.shape != (rotated // 2,):
-        of = "no" if info is None else f"of type {info.type_name} and shape {shown(info.shape)} a"
-        given = f"{file.path} has {of} tensor {name}"
-        raise CheckpointError(given, allowed, "Choose another file.")
+        what = f"no tensor {name}"
+        if info is not None:
+            what = f"tensor {name} of type {info.type_name} and shape {shown(list(info.shape))}"
+        raise CheckpointError(f"{file.path} has {what}", allowed, "Choose another file.")
     return np.frombuffer(info.data, "<f4", info.shape[0], info.start).tolist()

@@ -56,7 +56,7 @@ _SANDWICH_PARTS = _PARTS | {
 }
 _FUSED_PARTS = _PARTS | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 _PARTS_OF = dict.fromkeys(_SANDWICHES, _SANDWICH_PARTS) | {"phi3": _FUSED_PARTS}
-"""Parts of the names in files, and in models, of architectures that have others."""
+"""Architecture -> parts of names in its files and in its models, where they differ from _PARTS."""
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _MODEL_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight")
