@@ -132,7 +132,8 @@ IN_SHORT = ("deepseek_v3", "falcon", "glm4_moe", "gpt_oss", "granitemoehybrid", 
 """Families whose fields are not in long tests: they have most kinds of fields."""
 CASES = [
     pytest.param(family, name, marks=() if family in IN_SHORT else pytest.mark.long)
-    for family in FAMILIES
+    for family, (config, _) in FAMILIES.items()
+    if hasattr(transformers, config)  # the oldest version lacks some
     for name in fields_of(family)
 ]
 

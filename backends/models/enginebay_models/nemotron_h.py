@@ -115,9 +115,8 @@ def _read_kinds(config: Mapping[str, Any]) -> list[str]:
         kinds = [_LETTERS.get(letter) for letter in found] if isinstance(found, str) else [None]
         allowed = "letters M, *, - and E, at least one of them *"
     else:
-        named = [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
-        is_list = isinstance(found, list) and len(named) == len(found)
-        kinds = [_OLDER.get(one, one) for one in named] if is_list else [None]
+        listed = found if isinstance(found, list) else [None]
+        kinds = [_OLDER.get(one, one) if isinstance(one, str) else None for one in listed]
         allowed = f"a list of {', '.join(_LETTERS.values())}, at least one of them {FULL}"
     if FULL not in kinds or any(kind not in _LETTERS.values() for kind in kinds):
         raise bad_field(name, found, allowed, is_null=name in config)
