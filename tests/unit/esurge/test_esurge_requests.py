@@ -380,7 +380,8 @@ def test_times_are_told_apart(slow_engine: eSurge) -> None:  # holds S21
         after_first = output.processing_time - output.first_token_time
         assert output.tokens_per_second == pytest.approx(23 / after_first, rel=1e-6)
     queues = sorted(o.metrics["queue_time"] for o in outputs if o.metrics)
-    assert queues[-1] > 10 * queues[0], "the last ones waited for rows"
+    earliest = min(o.first_token_time for o in outputs if o.first_token_time is not None)
+    assert queues[0] < earliest < queues[-1], "the last ones waited for rows"
 
 
 def test_priority_and_tenant_reach_the_scheduler(engine: eSurge) -> None:
