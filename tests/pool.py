@@ -39,7 +39,7 @@ def largest_sizes(**given: Any) -> BucketSizes:
     """Only the largest of the default sizes of each kind."""
     usual = default_sizes(**given)
     each = (usual.decode_rows, usual.prefill_rows, usual.prefill_tokens, usual.kv_lens)
-    return BucketSizes(*(sizes[-1:] for sizes in each))
+    return BucketSizes(*(sizes[-1:] for sizes in each), usual.prefill_tokens[-1:])
 
 
 @contextlib.contextmanager

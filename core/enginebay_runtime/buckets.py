@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from enginebay.config import KernelChoice
 from enginebay.contracts.executor import EngineParts
 from enginebay.contracts.proposer import MAX_VERIFIED_ROWS
 from enginebay.errors import InternalError
@@ -47,14 +48,15 @@ def smallest_fit(sizes: Sequence[int], needed: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class BucketSizes:
-    """Ascending sizes: rows of a decode step, rows and tokens of a prefill step, context
-    lengths.
+    """Ascending sizes: rows of a decode step, rows and tokens of a prefill step, context lengths.
+    `no_prefix_tokens`: the sizes of a prefill that also have a program for rows without a prefix.
     """
 
     decode_rows: tuple[int, ...]
     prefill_rows: tuple[int, ...]
     prefill_tokens: tuple[int, ...]
     kv_lens: tuple[int, ...]
+    no_prefix_tokens: tuple[int, ...]
 
     def prefill_shape(
         self, num_rows: int, num_tokens: int, *, no_prefix: bool, is_rare: bool
@@ -62,19 +64,15 @@ class BucketSizes:
         """(rows, tokens, whether no row has a prefix) of the program for a prefill.
 
         Rare shapes use only every other size: fewer programs, a little more padding. With a single
-        size of prefill rows, programs without a prefix also come in every other size only; prefills
-        between these sizes use the program for rows with a prefix.
+        size of prefill rows, prefills of a size that is not among `no_prefix_tokens` use the
+        program for rows with a prefix.
         """
         every, seqs = self.prefill_tokens, smallest_fit(self.prefill_rows, num_rows)
-        coarse = every[::-2][::-1]
         if len(self.prefill_rows) > 1:
-            return (
-                seqs,
-                smallest_fit(coarse if is_rare or seqs > 1 else every, num_tokens),
-                no_prefix,
-            )
+            fits = every[::-2][::-1] if is_rare or seqs > 1 else every
+            return seqs, smallest_fit(fits, num_tokens), no_prefix
         tokens = smallest_fit(every, num_tokens)
-        return seqs, tokens, no_prefix and tokens in coarse
+        return seqs, tokens, no_prefix and tokens in self.no_prefix_tokens
 
     @property
     def verify_rows(self) -> tuple[int, ...]:
@@ -92,19 +90,24 @@ def default_sizes(
     min_rows: int,
     ragged_decode: bool = False,
     one_prefill_width: bool = False,
+    apart: bool = False,
 ) -> BucketSizes:
     """Powers of two: decode rows from `min_rows`, prefill tokens from 16, contexts from 256.
 
     With `ragged_decode` programs do not depend on the context, so there is one context length, and
     rows come in finer sizes. With `one_prefill_width` (see Platform) all prefills have room for
-    `max_num_seqs` rows.
+    `max_num_seqs` rows, and only the largest size has a program without a prefix: on a CPU a
+    smaller one is no faster, and that one is by a twentieth in bfloat16. `apart`: every other size
+    has one, because another kernel computes it.
     """
     longest_chunk = min(max_num_batched_tokens, max(16, max_model_len * max_num_seqs))
+    prefill_tokens = doubling(16, longest_chunk)
     return BucketSizes(
         decode_rows=(finer if ragged_decode else doubling)(min_rows, max(min_rows, max_num_seqs)),
         prefill_rows=tuple(dict.fromkeys((max_num_seqs if one_prefill_width else 1, max_num_seqs))),
-        prefill_tokens=doubling(16, longest_chunk),
+        prefill_tokens=prefill_tokens,
         kv_lens=(max_model_len,) if ragged_decode else doubling(256, max_model_len),
+        no_prefix_tokens=prefill_tokens[::-2] if apart else prefill_tokens[-1:],
     )
 
 
@@ -112,6 +115,7 @@ def bucket_sizes(parts: EngineParts) -> BucketSizes:
     """The default sizes of an engine's steps."""
     config = parts.config
     assert config.max_model_len is not None, "the composition root resolves max_model_len"
+    attention = config.kernels.get("attention", KernelChoice())
     return default_sizes(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -119,4 +123,5 @@ def bucket_sizes(parts: EngineParts) -> BucketSizes:
         min_rows=parts.min_rows,
         ragged_decode=parts.ragged_decode,
         one_prefill_width=parts.platform.one_prefill_width,
+        apart=attention.prefill != attention.mixed,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -45,18 +46,22 @@ def test_the_number_of_programs_is_bounded() -> None:
     assert len(geometry().all_steps()) <= 43
 
 
-def test_a_cpu_compiles_at_most_24_programs_for_32_rows() -> None:
-    sizes = default_sizes(
-        max_num_seqs=32,
-        max_num_batched_tokens=1024,
-        max_model_len=1536,
-        min_rows=1,
-        ragged_decode=True,
-        one_prefill_width=True,
-    )
+CPU: dict[str, Any] = {
+    "max_num_seqs": 32,
+    "max_num_batched_tokens": 1024,
+    "max_model_len": 1536,
+    "min_rows": 1,
+    "ragged_decode": True,
+    "one_prefill_width": True,
+}
+
+
+def test_a_cpu_has_few_programs_for_32_rows() -> None:
+    sizes = default_sizes(**CPU)
     steps = Geometry(sizes, 64, 1536, compact_decode=False).all_steps()
     parts = {part for key in steps for part in parts_of(key)}
-    assert len(parts) <= 24
+    assert len(steps) == 18
+    assert len(parts) <= 20
     assert {part.kind for part in parts} == {"decode", "forward", "sample"}
     modes = {(key.bucket.tokens, key.bucket.mode) for key in steps if key.kind == "prefill"}
     for num_rows, num_tokens in ((1, 20), (1, 1024), (9, 300), (32, 64)):
@@ -66,6 +71,16 @@ def test_a_cpu_compiles_at_most_24_programs_for_32_rows() -> None:
             assert (bucket.tokens, bucket.mode) in modes
             assert num_tokens <= bucket.tokens < 2 * max(num_tokens, 16)
             assert bucket.mode == "mixed" or no_prefix
+
+
+@pytest.mark.parametrize(("apart", "fresh"), [(False, [1024]), (True, [16, 64, 256, 1024])])
+def test_a_prefill_kernel_of_its_own_has_programs_for_short_prompts_too(
+    apart: bool, fresh: list[int]
+) -> None:
+    sizes = default_sizes(**CPU, apart=apart)
+    steps = Geometry(sizes, 64, 1536, compact_decode=False).all_steps()
+    modes = [key.bucket for key in steps if key.bucket.mode == "prefill"]
+    assert sorted(bucket.tokens for bucket in modes) == fresh
 
 
 def test_prefills_share_what_samples_after_them() -> None:

@@ -112,7 +112,7 @@ def test_a_share_stays_between_none_and_all() -> None:
 def test_sizes_of_steps_that_verify(
     decode_rows: tuple[int, ...], verify_rows: tuple[int, ...]
 ) -> None:
-    assert BucketSizes(decode_rows, (1,), (16,), (256,)).verify_rows == verify_rows
+    assert BucketSizes(decode_rows, (1,), (16,), (256,), (16,)).verify_rows == verify_rows
 
 
 @pytest.fixture(scope="module")

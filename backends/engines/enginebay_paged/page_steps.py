@@ -285,11 +285,13 @@ def step_geometry(
     max_num_batched_tokens prompt tokens.
     """
     most = min(max_prefill_tokens, parts.config.max_num_batched_tokens, max(16, max_length))
+    tokens = tuple(one for one in prefill_lengths if one <= most) or (most,)
     sizes = BucketSizes(
         decode_rows=(max(num_slots, parts.platform.min_rows(parts.dtype)),),
         prefill_rows=(1, max_prompts) if max_prompts > 1 else (1,),
-        prefill_tokens=tuple(one for one in prefill_lengths if one <= most) or (most,),
+        prefill_tokens=tokens,
         kv_lens=doubling(256, max_length),
+        no_prefix_tokens=tokens,
     )
     return Geometry(sizes, page_size, sizes.kv_lens[-1], parts.compact_decode)
 
