@@ -143,16 +143,18 @@ LATE: list[tuple[str, dict[str, Any], int]] = [
 def test_no_counter_goes_down_when_requests_take_too_long(
     asker: Asker, held: None, stream: bool
 ) -> None:
-    hasty = Asker(asker.llm, request_timeout_s=0.1)
-    before = samples(hasty)
+    hasty = Asker(asker.llm, request_timeout_s=0.3)
+    before, num_late = samples(hasty), 0.0
     for path, body, count in LATE:
         if stream and "best_of" in body:
             continue
         answer = hasty.post(f"/v1/{path}", {**body, "stream": stream})
         assert answer.status_code == 504 or (stream and "took longer than" in answer.text)
         found = samples(hasty)
-        assert ends_between(before, found) == {"abort": count}, path
-        before = found
+        ends = ends_between(before, found)
+        assert ends in ({"abort": count}, {}), path  # on a busy machine it may not have begun
+        before, num_late = found, num_late + sum(ends.values())
+    assert num_late
 
 
 def test_no_counter_goes_down_when_clients_leave(asker: Asker) -> None:
