@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,10 @@ def test_a_guided_stream_ends_whole_after_a_signal_to_every_process(form: dict[s
             assert children
             for pid in (server.pid, *children):
                 os.kill(pid, signal.SIGTERM)
+            until_s = time.monotonic() + 60
+            while len(took) < begun + 10 and time.monotonic() < until_s:
+                time.sleep(0.005)
+            assert all(map(is_running, children)), "the stream needs them"
         assert server.exit_code() == 0
         assert not [pid for pid in children if is_running(pid)]
     assert took[-1] == "[DONE]"
