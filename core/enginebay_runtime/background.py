@@ -8,10 +8,9 @@ import threading
 from collections.abc import Callable, Hashable, Iterable
 from typing import Protocol
 
-log = logging.getLogger("enginebay.background")
+from enginebay.waits import has_ended
 
-INTERRUPT_EVERY_S = 0.2
-"""How often stop() interrupts a job."""
+log = logging.getLogger("enginebay.background")
 
 
 class EndedError(Exception):
@@ -61,7 +60,10 @@ class Background:
         thread is running.
         """
         with self._lock:
-            if self.is_done or (self._thread is not None and self._thread.is_alive()):
+            if self.is_done:
+                return
+            if self._thread is not None and self._thread.is_alive():
+                self._stopping.clear()  # stop() had left it behind
                 return
             self._stopping = threading.Event()
             # Not a daemon: Python would end while a job is inside a library. Instead the thread
@@ -72,18 +74,18 @@ class Background:
             self._thread.start()
 
     def stop(self) -> bool:
-        """Begin no more jobs, and wait for the running one. Returns whether the thread was
-        running.
+        """Begin no more jobs, and wait for the running one (see has_ended). Returns whether the
+        thread was running.
         """
         with self._lock:
             self._stopping.set()
-            thread, self._thread = self._thread, None
+            thread = self._thread
             was_running = thread is not None and thread.is_alive()
             if thread is not None and thread is not threading.current_thread():
-                while thread.is_alive():  # again, because the job may only begin now
-                    if self._helper is not None:
-                        self._helper.interrupt()
-                    thread.join(INTERRUPT_EVERY_S)
+                # Again and again, because the job may only begin now.
+                interrupt = None if self._helper is None else self._helper.interrupt
+                if has_ended(thread, interrupt):
+                    self._thread = None
             return was_running
 
     def wait(self, timeout_s: float | None = None) -> bool:

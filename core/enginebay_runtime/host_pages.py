@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from enginebay import waits
 from enginebay.contracts.cache import PageMove
 from enginebay.contracts.commands import CopyPages, PageIn, PageOut
 from enginebay.contracts.executor import EngineParts, Executor
@@ -23,6 +24,8 @@ MOVED_PAGES = (16, 4, 1)
 
 MAX_UNREAD = 64
 """Max pages that were read on the device and are not yet on the host."""
+
+THREAD_NAME = "enginebay-host-pages"
 
 MAX_MOVING = MAX_UNREAD + 2 * max(MOVED_PAGES)
 """Max pages on the device that are not in the cache because they are moving."""
@@ -86,7 +89,7 @@ class HostPages:
         self._kinds = page_kinds(parts, shapes, num_slots)
         self._arrays: dict[str, dict[str, np.ndarray]] = {}
         self._unread: dict[tuple[str, int], concurrent.futures.Future[None]] = {}
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "enginebay-host-pages")
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, THREAD_NAME)
 
     @property
     def num_unread(self) -> int:
@@ -180,14 +183,14 @@ class HostPages:
 
     def forget(self) -> None:
         """Free all pages, also those that cannot be read because the device failed."""
-        concurrent.futures.wait(self._unread.values())
+        concurrent.futures.wait(self._unread.values(), waits.END_S)
         self._unread.clear()
         self._arrays.clear()
 
     def close(self) -> None:
         """Free all pages, and end the thread and the keeper."""
         self.forget()
-        self._thread.shutdown()
+        waits.shut_down(self._thread, THREAD_NAME)
         if self.keeper is not None:
             self.keeper.close()
 

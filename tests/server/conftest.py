@@ -48,3 +48,15 @@ def asker(llm: LLM) -> Iterator[Asker]:
     assert llm.run_on_engine(lambda: llm.engine.rows.num_reqs) == 0
     counts = llm.counts()
     assert (counts.waiting, counts.running) == (0, 0)
+
+
+@pytest.fixture
+def held(llm: LLM) -> Iterator[None]:
+    """The engine takes in requests and runs none."""
+    from tests.server.in_process_client import set_paused
+
+    set_paused(llm.loop, paused=True)
+    try:
+        yield
+    finally:
+        set_paused(llm.loop, paused=False)

@@ -20,6 +20,12 @@ BASES: Mapping[str, dict[str, Any]] = {
 }
 """A valid body of each path; the hostile value replaces one field, or is added."""
 
+ADAPTER_BASES: Mapping[str, dict[str, Any]] = {
+    "/v1/load_lora_adapter": {"lora_name": "a", "lora_path": "/no/such/folder"},
+    "/v1/unload_lora_adapter": {"lora_name": "a"},
+}
+"""The same of the paths that a server has with --lora-routes. No adapter is found."""
+
 MAX_VALUES = 2**18
 """The default of --max-body-values."""
 
@@ -60,13 +66,15 @@ def hostile_values(size: int) -> Iterator[tuple[str, bytes]]:
     yield "nested lists", b"[" * depth + b"]" * depth
 
 
-def hostile_bodies(document: Mapping[str, Any], size: int) -> Iterator[tuple[str, str, bytes]]:
+def hostile_bodies(
+    document: Mapping[str, Any], size: int, bases: Mapping[str, dict[str, Any]] = BASES
+) -> Iterator[tuple[str, str, bytes]]:
     """Yield path, what is hostile, and a body of at most `size` bytes, for every field of the
     document that takes a list, an object or a text, and for a field that no body has.
     """
     values = dict(hostile_values(size - 1024))
     schemas = document["components"]["schemas"]
-    for path, base in BASES.items():
+    for path, base in bases.items():
         content = document["paths"][path]["post"]["requestBody"]["content"]
         schema = schemas[content["application/json"]["schema"]["$ref"].rpartition("/")[2]]
         fields = [name for name, one in schema["properties"].items() if takes_many(one)]

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import httpx
 
     from enginebay import LLM
+    from enginebay.serving.loop import EngineLoop
 
 HELLO = [{"role": "user", "content": "Hello!"}]
 
@@ -100,3 +101,12 @@ def reasons_of(events: Sequence[dict[str, Any]], index: int = 0) -> list[str]:
     """The finish reasons of a choice of a stream, of which there is one."""
     choices = [c for event in events for c in event["choices"] if c["index"] == index]
     return [c["finish_reason"] for c in choices if c["finish_reason"] is not None]
+
+
+def set_paused(loop: EngineLoop, *, paused: bool) -> None:
+    """Let a loop take in requests and run none, or go on."""
+
+    def change() -> None:
+        loop.is_paused = paused
+
+    loop.call(change)

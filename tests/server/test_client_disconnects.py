@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from enginebay.serving.loop import EngineLoop
-from tests.server.in_process_client import HELLO, Asker, error_of, events_of
+from tests.server.in_process_client import HELLO, Asker, error_of, events_of, set_paused
 from tests.server.raw import RawClient
 
 CHAT = "/v1/chat/completions"
@@ -27,23 +26,6 @@ async def until(is_so: Callable[[], bool]) -> None:
 def num_open(asker: Asker) -> int:
     counts = asker.llm.counts()
     return counts.waiting + counts.running
-
-
-@pytest.fixture
-def held(asker: Asker) -> Iterator[None]:
-    """The engine takes in requests and runs none."""
-    set_paused(asker.llm.loop, paused=True)
-    try:
-        yield
-    finally:
-        set_paused(asker.llm.loop, paused=False)
-
-
-def set_paused(loop: EngineLoop, *, paused: bool) -> None:
-    def change() -> None:
-        loop.is_paused = paused
-
-    loop.call(change)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -18,12 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from enginebay_server import json_bodies
+from enginebay_server.api_fields import OTHER_FIELDS
 from enginebay_server.chat import ChatBody
 from enginebay_server.errors import ApiError
+from enginebay_server.field_limits import MAX_MESSAGES
 from enginebay_server.ingress import MAX_BUFFERED_BODIES
 from enginebay_server.json_bodies import check_values, num_values, read_body
 from enginebay_server.lanes import LARGE_BYTES, Lane
-from tests.server.hostile_bodies import BASES
+from tests.server.hostile_bodies import ADAPTER_BASES, BASES, hostile_bodies
 from tests.server.in_process_client import HELLO, Asker
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -36,8 +38,8 @@ FREE_TEXTS = {"guided_json", "guided_regex", "guided_grammar", "suffix"}
 
 def schemas(asker: Asker) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Path, name and schema of every field of every body in the server's document."""
-    document = asker.app.openapi()
-    for path in BASES:
+    document = Asker(asker.llm, lora_routes=True).app.openapi()
+    for path in (*BASES, *ADAPTER_BASES):
         content = document["paths"][path]["post"]["requestBody"]["content"]
         name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
         for field, schema in document["components"]["schemas"][name]["properties"].items():
@@ -106,6 +108,30 @@ def test_texts_are_refused_by_their_length(asker: Asker) -> None:
     assert asker.refused(CHAT, 400, messages=HELLO, stop=["a" * 4097])["param"] == "stop.0"
     assert asker.refused(CHAT, 400, messages=HELLO, stop="a" * 4097)["param"] == "stop"
     assert asker.refused(CHAT, 400, messages=HELLO, user="a" * 1025)["param"] == "user"
+
+
+UNREAD = set(OTHER_FIELDS.ignored)
+"""Fields of the APIs that change nothing, whatever their value is."""
+
+
+def test_bodies_about_adapters_are_refused_before_anything_is_loaded(
+    asker: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_to_all = Asker(asker.llm, lora_routes=True)
+    called: list[object] = []
+    for name in ("load_adapter", "unload_adapter"):
+        monkeypatch.setattr(asker.llm, name, lambda *given: called.append(given))
+    document, seen = open_to_all.app.openapi(), set()
+    for path, what, body in hostile_bodies(document, 2**16, ADAPTER_BASES):
+        field = what.partition(" ")[0]
+        if field in UNREAD:
+            continue
+        answer = open_to_all.post(path, content=body, headers=JSON)
+        assert answer.status_code in (400, 404, 413), (path, what, answer.text[:200])
+        assert len(answer.content) < 2000, (path, what)
+        seen.add((path, field))
+    assert not called
+    assert {(path, "lora_name") for path in ADAPTER_BASES} < seen
 
 
 def test_a_wrong_body_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,3 +349,90 @@ def test_a_thread_that_hangs_does_not_keep_the_process() -> None:
     command = [sys.executable, "-c", HOLDING]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "ended\n"
+
+
+LISTED: dict[str, Any] = {"type": "text", "text": "a"}
+CALL = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+NESTED: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"messages": [{"role": "user", "content": [LISTED]}]}, "content"),
+    (CHAT, {"messages": [*HELLO, {"role": "assistant", "tool_calls": [CALL]}]}, "tool_calls"),
+    (
+        CHAT,
+        {
+            "messages": HELLO,
+            "tools": [CALL],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": [CALL]},
+            },
+        },
+        "tools",
+    ),
+    ("/v1/responses", {"input": [{"role": "user", "content": [LISTED]}]}, "content"),
+    ("/v1/responses", {"input": [{"type": "reasoning", "content": [LISTED]}]}, "content"),
+    (
+        "/v1/responses",
+        {"input": [{"type": "function_call_output", "call_id": "a", "output": [LISTED]}]},
+        "output",
+    ),
+    (
+        "/v1/responses",
+        {"input": "a", "tools": [{"type": "namespace", "name": "n", "tools": [CALL]}]},
+        "tools",
+    ),
+    ("/v1/messages", {"messages": [{"role": "user", "content": [LISTED]}]}, "content"),
+    (
+        "/v1/messages",
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "tool_result", "tool_use_id": "a", "content": [LISTED]}],
+                }
+            ]
+        },
+        "content",
+    ),
+    (
+        "/v1/messages",
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "document", "source": {"type": "content", "content": [LISTED]}}
+                    ],
+                }
+            ]
+        },
+        "content",
+    ),
+    ("/tokenize", {"messages": [{"role": "user", "content": [LISTED]}]}, "content"),
+]
+
+
+def _longer(value: Any, name: str, count: int) -> Any:
+    """The value with its innermost list of this name `count` times as long."""
+    if isinstance(value, list):
+        return [_longer(one, name, count) for one in value]
+    if not isinstance(value, dict):
+        return value
+    inner = {key: _longer(one, name, count) for key, one in value.items()}
+    if isinstance(value.get(name), list) and inner == value:
+        return {**value, name: value[name] * count}
+    return inner
+
+
+@pytest.mark.parametrize(("path", "body", "name"), NESTED)
+def test_a_list_within_an_item_is_refused_by_its_length(
+    asker: Asker, path: str, body: dict[str, Any], name: str
+) -> None:
+    """Nothing is done with the items of the body before."""
+    long = _longer(body, name, MAX_MESSAGES + 1)
+    if path == "/v1/messages":
+        long["max_tokens"] = 1
+    wide = Asker(asker.llm, max_body_values=2**22)
+    answer = wide.post(path, long)
+    assert answer.status_code == 400
+    assert f"at most {MAX_MESSAGES} items" in answer.text
+    assert f"{name} should have" in answer.text

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from tests.server.in_process_client import HELLO, Asker
+from tests.server.raw import RawClient
+from tests.server.test_client_disconnects import WAIT_S, num_open, until
 
 if TYPE_CHECKING:
     from enginebay.contracts.cache import Lease
@@ -100,24 +103,81 @@ KINDS: list[tuple[str, dict[str, Any], dict[str, int]]] = [
 ]
 
 
+def ends_between(before: dict[str, float], found: dict[str, float]) -> dict[str, float]:
+    """Completions by how they ended, between two readings; no counter has gone down."""
+    counted = ("_total", "_bucket", "_count", "_sum")
+    fallen = {
+        name: (value, found[name])
+        for name, value in before.items()
+        if name.partition(" ")[0].endswith(counted) and found[name] < value
+    }
+    assert not fallen
+    changes = {
+        reason: found[name] - before[name]
+        for reason in ("stop", "length", "abort", "error")
+        for name in [f"enginebay:request_success_total finished_reason={reason}"]
+    }
+    return {reason: n for reason, n in changes.items() if n}
+
+
 def test_each_completion_ends_once_and_no_counter_goes_down(asker: Asker) -> None:
     before = samples(asker)
     for path, body, ends in KINDS:
         asker.post(f"/v1/{path}", body)
         found = samples(asker)
-        counted = ("_total", "_bucket", "_count", "_sum")
-        fallen = {
-            name: (value, found[name])
-            for name, value in before.items()
-            if name.partition(" ")[0].endswith(counted) and found[name] < value
-        }
-        assert not fallen, (path, body)
-        changes = {
-            reason: found[name] - before[name]
-            for reason in ("stop", "length", "abort", "error")
-            for name in [f"enginebay:request_success_total finished_reason={reason}"]
-        }
-        assert {reason: n for reason, n in changes.items() if n} == ends, (path, body)
+        assert ends_between(before, found) == ends, (path, body)
+        before = found
+
+
+LATE: list[tuple[str, dict[str, Any], int]] = [
+    ("completions", {**TWO, **MANY}, 6),
+    ("completions", {**TWO, **MANY, "n": 1, "best_of": 3}, 2),
+    ("chat/completions", {**CHAT, **MANY}, 3),
+    ("responses", {"input": "Hello!", "max_output_tokens": 3}, 1),
+    ("messages", {"messages": HELLO, "max_tokens": 3}, 1),
+]
+"""Bodies and the number of their completions. Streams of them are cut off as well."""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_counter_goes_down_when_requests_take_too_long(
+    asker: Asker, held: None, stream: bool
+) -> None:
+    hasty = Asker(asker.llm, request_timeout_s=0.3)
+    before, num_late = samples(hasty), 0.0
+    for path, body, count in LATE:
+        if stream and "best_of" in body:
+            continue
+        answer = hasty.post(f"/v1/{path}", {**body, "stream": stream})
+        assert answer.status_code == 504 or (stream and "took longer than" in answer.text)
+        found = samples(hasty)
+        ends = ends_between(before, found)
+        assert ends in ({"abort": count}, {}), path  # on a busy machine it may not have begun
+        before, num_late = found, num_late + sum(ends.values())
+    assert num_late
+
+
+def test_no_counter_goes_down_when_clients_leave(asker: Asker) -> None:
+    """In the middle of their streams."""
+
+    async def leave(path: str, body: dict[str, Any]) -> None:
+        client = RawClient(asker.app, f"/v1/{path}", {**body, "stream": True})
+        await client.has_body.wait()
+        client.leave()
+        async with asyncio.timeout(WAIT_S):
+            await client.task
+        await until(lambda: num_open(asker) == 0)
+
+    before = samples(asker)
+    for path, body, count in LATE:
+        limit = "max_output_tokens" if path == "responses" else "max_tokens"
+        if "best_of" in body:
+            continue
+        asyncio.run(leave(path, {**body, limit: 200}))
+        found = samples(asker)
+        ends = ends_between(before, found)
+        assert sum(ends.values()) == count, (path, ends)
+        assert ends.get("abort"), (path, ends)
         before = found
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import re
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,9 @@ import pytest
 from tests.server.process import ServerProcess, is_running, refused
 
 LONG: dict[str, Any] = {"prompt": "One day", "max_tokens": 200, "ignore_eos": True, "stream": True}
+REGEX = "[a-z ]{140,160}"
+SCHEMA = {"type": "array", "items": {"type": "boolean"}, "minItems": 25, "maxItems": 25}
+GUIDED: dict[str, Any] = {"prompt": "One", "max_tokens": 240, "stream": True}
 
 
 def test_a_port_that_is_taken_is_one_line() -> None:
@@ -51,10 +57,10 @@ def test_a_limit_out_of_range_is_one_line() -> None:
     assert "max_n = 0. Allowed: 1 or more" in refused("demo", "--max-n", "0")
 
 
-def stream(url: str, took: list[str], began: threading.Event) -> None:
+def stream(url: str, body: dict[str, Any], took: list[str], began: threading.Event) -> None:
     import httpx
 
-    with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=60) as answer:
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
         for line in answer.iter_lines():
             if line:
                 took.append(line.removeprefix("data: "))
@@ -62,11 +68,11 @@ def stream(url: str, took: list[str], began: threading.Event) -> None:
 
 
 @contextlib.contextmanager
-def streaming(url: str):  # type: ignore[no-untyped-def]
+def streaming(url: str, body: dict[str, Any] = LONG):  # type: ignore[no-untyped-def]
     """Within the block a stream is under way; its events are there after it."""
     took: list[str] = []
     began = threading.Event()
-    thread = threading.Thread(target=stream, args=(url, took, began))
+    thread = threading.Thread(target=stream, args=(url, body, took, began))
     thread.start()
     assert began.wait(60)
     yield took
@@ -95,6 +101,33 @@ def test_accepted_requests_are_answered_after_a_signal() -> None:
         assert json.loads(took[-2])["choices"][0]["finish_reason"] == "length"
         assert server.exit_code() == 0
         assert not [pid for pid in children if is_running(pid)]
+
+
+@pytest.mark.parametrize("form", [{"guided_regex": REGEX}, {"guided_json": SCHEMA}])
+def test_a_guided_stream_ends_whole_after_a_signal_to_every_process(form: dict[str, Any]) -> None:
+    """As a supervisor stops a service; the processes that follow constraints get it too."""
+    flags = ("--warmup", "lazy", "--decode-steps", "1", "--drain-timeout", "60")
+    with ServerProcess(*flags) as server:
+        with streaming(server.url, {**GUIDED, **form}) as took:
+            begun, children = len(took), server.children
+            assert children
+            for pid in (server.pid, *children):
+                os.kill(pid, signal.SIGTERM)
+            until_s = time.monotonic() + 60
+            while len(took) < begun + 10 and time.monotonic() < until_s:
+                time.sleep(0.005)
+            assert all(map(is_running, children)), "the stream needs them"
+        assert server.exit_code() == 0
+        assert not [pid for pid in children if is_running(pid)]
+    assert took[-1] == "[DONE]"
+    assert len(took) > begun + 20, "the signal came too late"
+    choices = [json.loads(event)["choices"][0] for event in took[:-1]]
+    assert choices[-1]["finish_reason"] == "stop"
+    text = "".join(choice["text"] for choice in choices)
+    if "guided_regex" in form:
+        assert re.fullmatch(REGEX, text)
+    else:
+        assert len(json.loads(text)) == 25
 
 
 def test_what_outlasts_the_drain_timeout_ends_with_an_error() -> None:

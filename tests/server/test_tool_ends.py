@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.server.in_process_client import HELLO, Asker, reasons_of
+from enginebay_server import tools
+from enginebay_server.parsing.constrained import calls_schema
+from tests.server.in_process_client import HELLO, Asker, events_of, reasons_of
 
 if TYPE_CHECKING:
     from enginebay import LLM
@@ -176,3 +178,54 @@ def test_openais_client_joins_the_calls_of_a_stream(parsing: Asker) -> None:
     assert (choice.message.content, choice.finish_reason) == ("Sure.", "tool_calls")
     [call] = choice.message.tool_calls
     assert (call.function.name, call.function.arguments) == ("set_age", '{"age": 7}')
+
+
+FLAT_AGE = {"type": "function", "name": "set_age", "parameters": AGE}
+DEMANDS: dict[str, dict[str, Any]] = {
+    PATH: {"messages": HELLO, "tools": [SET_AGE], "tool_choice": "required"},
+    "/v1/responses": {"input": "Hello!", "tools": [FLAT_AGE], "tool_choice": "required"},
+    "/v1/messages": {
+        "messages": HELLO,
+        "tools": [{"name": "set_age", "input_schema": AGE}],
+        "tool_choice": {"type": "any"},
+    },
+}
+"""Bodies that demand calls, by path."""
+
+
+def texts_and_calls(answer: dict[str, Any]) -> tuple[list[str], int]:
+    """The texts of a whole answer of any API, and the number of its calls."""
+    if "choices" in answer:
+        message = answer["choices"][0]["message"]
+        calls = message.get("tool_calls", ())
+        return [message["content"]] if message["content"] else [], len(calls)
+    items = answer.get("output", answer.get("content", []))
+    calls = [one for one in items if one["type"] in ("function_call", "tool_use")]
+    return [str(one) for one in items if one not in calls], len(calls)
+
+
+@pytest.mark.parametrize("path", DEMANDS)
+def test_a_second_call_that_the_length_cuts_leaves_no_punctuation_as_text(
+    asker: Asker, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the list of calls is cut, its brackets and commas are no content."""
+
+    def several(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {**calls_schema(*args, **kwargs), "minItems": 3}
+
+    monkeypatch.setattr(tools, "calls_schema", several)
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    bodies = [{**DEMANDS[path], limit: count} for count in range(20, 92, 3)]
+    plain = Asker(asker.llm, {"tool_prompt": "none"})
+    answers = plain.all(*(("POST", path, {"json": body}) for body in bodies))
+    found = [texts_and_calls(answer.json()) for answer in answers]
+    assert not any(texts for texts, _ in found), found
+    assert {1, 2} <= {num_calls for _, num_calls in found}
+    streams = plain.all(*(("POST", path, {"json": {**body, "stream": True}}) for body in bodies))
+    for stream in streams:
+        assert stream.status_code == 200
+        assert "output_text" not in stream.text
+        assert "text_delta" not in stream.text
+        if path == PATH:
+            events = [json.loads(one) for one in events_of(stream.text)[:-1]]
+            assert message_of(events, 0)["content"] == ""

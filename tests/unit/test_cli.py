@@ -21,6 +21,7 @@ from enginebay.cli.program import main, summaries
 from enginebay.outputs import StreamChunk
 from enginebay.plugins.hooks import Declaration
 from enginebay.plugins.registry import Entry, Registry
+from tests.brief import BRIEF
 from tests.unit.serving import DEADLOCK_S
 
 pytestmark = pytest.mark.xdist_group("llm")
@@ -350,6 +351,21 @@ def test_help_and_version_are_no_errors(capsys: pytest.CaptureFixture[str]) -> N
     out = capsys.readouterr().out
     assert f"enginebay {__version__}" in out
     assert all(command in out for command in summaries())
+
+
+@pytest.mark.long
+def test_a_terminal_without_these_letters_gets_escapes_and_no_traceback() -> None:
+    prompt = "Café 日本"
+    flags = ("--model", BRIEF, "--max-tokens", "4", "--dtype", "float32", "--max-num-seqs", "1")
+    done = subprocess.run(
+        [sys.executable, "-m", "enginebay", "generate", prompt, *flags],
+        capture_output=True,
+        timeout=DEADLOCK_S,
+        check=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert done.stdout.decode("ascii").startswith("Caf\\xe9 \\u65e5\\u672c")
+    assert b"Traceback" not in done.stderr
 
 
 def test_the_program_and_the_module_are_entry_points() -> None:

@@ -126,6 +126,18 @@ def test_an_answer_in_a_chat_has_no_first_space(llm: LLM) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("engine", ["oengine", "vinference"])
+def test_a_chosen_continuation_keeps_its_first_space(llm: LLM, engine: str) -> None:
+    params = SamplingParams(choice=(" wow",), max_tokens=8)
+    sizes: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": 1, "engine": engine}
+    with few_sizes(), LLM(llm.config.model, **sizes) as made:
+        assert made.generate("Hello", params)[0].outputs[0].text == " wow"
+        assert "".join(chunk.delta_text for chunk in made.stream("Hello", params)) == " wow"
+        chat = [{"role": "user", "content": "Hello"}]
+        assert made.chat(chat, only(llm, "▁wo")).outputs[0].text == "wo wo"
+
+
+@pytest.mark.long
 def test_other_apis_decode_alike(llm: LLM) -> None:
     from enginebay_esurge import eSurge
 

@@ -53,12 +53,13 @@ def test_lines_of_a_traceback_are_indented(log: tuple[logging.Logger, io.StringI
     assert all(line.startswith("  ") for line in others)
 
 
-def test_a_text_that_stdout_cannot_encode_is_escaped() -> None:
+def test_a_text_that_stdout_cannot_encode_is_read_and_escaped() -> None:
     code = "from enginebay.cli.program import _show_any_text as show; show(); "
-    code += "print('caf\\u00e9 \\u4e2d')"
+    code += "print(input())"
     command = [sys.executable, "-c", code]
     done = subprocess.run(
         command,
+        input="caf\u00e9 \u4e2d\n".encode(),
         capture_output=True,
         check=True,
         env={"PYTHONIOENCODING": "ascii", "PYTHONPATH": ":".join(sys.path)},

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from enginebay.errors import InputError
 from enginebay.serving.observer import Ending, Execution, Observer, Update
+from enginebay.waits import has_ended
 from enginebay_esurge import metric_names as names
 from enginebay_esurge.observing import History
 from enginebay_esurge.outputs import RequestOutput
@@ -189,6 +190,8 @@ class MetricsServer:
         if threading.current_thread() is self._thread:  # called by a finalizer on this thread
             threading.Thread(target=self.close, name="esurge-metrics-close", daemon=True).start()
             return
-        self._server.shutdown()
+        # shutdown() waits for the thread, however long it takes.
+        name = "esurge-metrics-shutdown"
+        threading.Thread(target=self._server.shutdown, name=name, daemon=True).start()
+        has_ended(self._thread)
         self._server.server_close()
-        self._thread.join()

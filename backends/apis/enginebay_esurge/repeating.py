@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from enginebay.waits import has_ended
+
 
 class Repeater:
     """Calls `function` every interval_s seconds on a daemon thread of its own; the first call comes
@@ -19,10 +21,12 @@ class Repeater:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread after a running call has returned. Stopping twice is allowed."""
+        """Stop the thread after a running call has returned; see has_ended. Stopping twice is
+        allowed.
+        """
         self._stops.set()
         if threading.current_thread() is not self._thread:  # else a finalizer on this thread
-            self._thread.join()
+            has_ended(self._thread)
 
     def _run(self) -> None:
         while not self._stops.wait(self._interval_s):

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from enginebay.errors import ConfigError, shown
+from enginebay.waits import shut_down
 from enginebay_runtime.host_pages import PageStorage
 
 log = logging.getLogger("enginebay.prefix_files")
@@ -28,6 +29,7 @@ HEAD = struct.Struct("<8s16sQ32s")
 and the content.
 """
 
+THREAD_NAME = "enginebay-prefix-files"
 SUFFIX, UNFINISHED = ".page", ".tmp"
 MAX_WAITING_BYTES = 256 * 2**20
 """Max bytes of pages that wait to be written; further pages are not written."""
@@ -82,7 +84,7 @@ class PageFiles(PageStorage):
         self._clock = clock
         self._lock = threading.Lock()
         self._waiting_bytes = 0
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "enginebay-prefix-files")
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, THREAD_NAME)
         self._num_bytes: int | None = None
         """Bytes of all files, as far as known; None: unknown."""
         self._unseen_bytes = 0
@@ -214,7 +216,7 @@ class PageFiles(PageStorage):
     def close(self) -> None:
         """Write the waiting pages, for CLOSE_S at most, and end the thread."""
         self._closes_at_s = time.monotonic() + CLOSE_S
-        self._thread.shutdown()
+        shut_down(self._thread, THREAD_NAME)
 
 
 def file_bytes(pages: Iterable[int]) -> int:

@@ -20,7 +20,7 @@ from enginebay_server.blocks import Block, BlockEvent, Blocks, whole_blocks
 from enginebay_server.bodies import Body, Stops
 from enginebay_server.chat import ChatBody
 from enginebay_server.errors import ApiError
-from enginebay_server.field_limits import Name, Objects, Tools
+from enginebay_server.field_limits import Name, Object, Objects, Tools
 from enginebay_server.generation import Generation
 from enginebay_server.messages_in import content_text, with_one_system
 from enginebay_server.parsing.calls import loads
@@ -89,7 +89,7 @@ class CountBody(Body):
     messages: Objects = Field(min_length=1)
     system: str | Objects | None = None
     tools: Tools | None = None
-    tool_choice: dict[str, Any] | None = None
+    tool_choice: Object | None = None
     output_config: OutputConfig | None = None
     output_format: AnswerSchema | None = None
     """The former place of `output_config.format`."""

@@ -15,7 +15,7 @@ from enginebay.types import SamplingParams
 from enginebay_server.api_fields import CHAT_FIELDS
 from enginebay_server.bodies import GenerationBody, sampling_params
 from enginebay_server.errors import ApiError
-from enginebay_server.field_limits import Name, Objects, Tools
+from enginebay_server.field_limits import Name, Object, Objects, Tools
 from enginebay_server.frames import Frames
 from enginebay_server.generation import Generation, PromptJob
 from enginebay_server.logprobs import chat_logprobs
@@ -48,7 +48,7 @@ class ChatBody(GenerationBody):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Tools | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | Object | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Name | None = None
     """A variable for chat templates that use it."""

@@ -9,13 +9,16 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 from annotated_types import GroupedMetadata, MaxLen
-from pydantic import BeforeValidator, FailFast, Field
-from pydantic_core import PydanticKnownError
+from pydantic import AfterValidator, BeforeValidator, FailFast, Field
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 MAX_MESSAGES = 16_384
-"""Max messages of a chat, and max items of an input."""
+"""Max messages of a chat, max items of an input, and max items of a list within one."""
 
 MAX_TOOLS = 128
+
+LIST_DEPTH = 3
+"""How deep in an item, such as a message, the lists have limits."""
 
 MAX_NAME_CHARS = 1024
 """Max characters of a name, such as that of a model or a tenant."""
@@ -49,7 +52,28 @@ class AtMost(GroupedMetadata):
         return value
 
 
+def _with_short_lists(item: dict[str, Any], depth: int = LIST_DEPTH) -> dict[str, Any]:
+    """Return an item whose lists, such as the parts of a content, are short enough."""
+    for name, value in item.items():
+        if type(value) is list:
+            if len(value) > MAX_MESSAGES:
+                given = {"name": name, "max_length": MAX_MESSAGES, "actual_length": len(value)}
+                message = "{name} should have at most {max_length} items, not {actual_length}"
+                raise PydanticCustomError("too_long", message, given)
+            inner = value
+        elif type(value) is dict:
+            inner = [value]
+        else:
+            continue
+        if depth > 1:
+            for one in inner:
+                if type(one) is dict:
+                    _with_short_lists(one, depth - 1)
+    return item
+
+
 TokenId = Annotated[int, Field(ge=0)]
 Name = Annotated[str, AtMost(MAX_NAME_CHARS, is_list=False)]
-Objects = Annotated[list[dict[str, Any]], AtMost(MAX_MESSAGES)]
-Tools = Annotated[list[dict[str, Any]], AtMost(MAX_TOOLS)]
+Object = Annotated[dict[str, Any], AfterValidator(_with_short_lists)]
+Objects = Annotated[list[Object], AtMost(MAX_MESSAGES)]
+Tools = Annotated[list[Object], AtMost(MAX_TOOLS)]

@@ -60,7 +60,7 @@ class Generation:
         """The value of Usage.since_s for this generation's answer."""
         self._metrics = metrics
         self._num_open: list[int] = []
-        """By job, the completions whose end was not counted yet."""
+        """By job, the completions that are returned and whose end was not counted yet."""
         self._last_s: dict[tuple[str, int], float] = {}
         self._limit = limit
         self._lane = lane
@@ -80,13 +80,17 @@ class Generation:
             self._leave()
             raise client_left()
         try:
-            self.handles = await self._lane.run(self._submit, make, stream)
+            self.handles, self._num_open = await self._lane.run(self._submit, make, stream)
         except BaseException:
             self.close()
             raise
-        self._num_open = [handle.num_completions for handle in self.handles]
 
-    def _submit(self, make: Callable[[], Sequence[PromptJob]], stream: bool) -> list[RequestHandle]:  # noqa: FBT001
+    def _submit(
+        self,
+        make: Callable[[], Sequence[PromptJob]],
+        stream: bool,  # noqa: FBT001
+    ) -> tuple[list[RequestHandle], list[int]]:
+        """Return the handles of the jobs, and the number of completions that each returns."""
         jobs = make()
         handles = [
             self.model.llm.submit(
@@ -102,7 +106,7 @@ class Generation:
         ]
         if self.span is not None:
             self.span.submitted(jobs[0].params, handles, stream=stream)
-        return handles
+        return handles, [job.params.n for job in jobs]
 
     def place_of(self, event: Event) -> int:
         """Return the index of the job that an event belongs to."""
@@ -126,7 +130,6 @@ class Generation:
                 # Not streamed, so its completions were not counted yet.
                 for one in event.output.outputs:
                     self._count_ends(place, one.finish_reason or "error", 1)
-                self._num_open[place] = 0  # completions that are not returned
         return events
 
     def _count_chunk(self, chunk: StreamChunk, now_s: float) -> None:

@@ -98,6 +98,14 @@ class IngressMiddleware:
             if status:  # the answer has begun, so the connection must break
                 raise
             await refuse(send_named, api_error(error), scope["path"], receive)
+        except asyncio.CancelledError:
+            if not self._state.is_draining:
+                raise
+            # The server ends, and this request waits for a thread that hangs.
+            log.warning("request %s ends without its outcome", request_id.decode())
+            if not status:
+                ended = ApiError(503, "the server ended the request", code="request_aborted")
+                await refuse(send_named, ended, scope["path"], receive)
         finally:
             held.free()
             if not is_probe:

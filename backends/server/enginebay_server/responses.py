@@ -15,7 +15,7 @@ from enginebay_server.blocks import Block
 from enginebay_server.bodies import Body
 from enginebay_server.chat import ChatBody
 from enginebay_server.errors import ApiError
-from enginebay_server.field_limits import AtMost, Name, Objects, Tools
+from enginebay_server.field_limits import AtMost, Name, Object, Objects, Tools
 from enginebay_server.messages_in import with_one_system
 from enginebay_server.response_items import MessageRecord, ignored_items, kind_of
 from enginebay_server.response_tools import call_names, chat_choice, chat_tools, ignored_tools
@@ -76,7 +76,7 @@ class ResponsesBody(Body):
     stream: bool | None = None
     store: bool | None = None
     tools: Tools | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: str | Object | None = None
     parallel_tool_calls: bool | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None

@@ -15,7 +15,7 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
@@ -189,6 +189,7 @@ def serve(
     `configs` has the names for clients. The address and the store of responses are opened before a
     model is loaded, so that a wrong one fails at once.
     """
+    before = threading.enumerate()
     address.check_tls()
     open_store(settings).close()
     with contextlib.ExitStack() as opened:
@@ -221,29 +222,36 @@ def serve(
         announce = started and functools.partial(started, url)
         with asyncio.Runner(loop_factory=server.config.get_loop_factory()) as runner:
             number = runner.run(run_until_drained(server, at, state, where, announce))
-        code = INTERRUPTED if number == signal.SIGINT else 0
-        end_in_time(models, thread, code)
+            code = INTERRUPTED if number == signal.SIGINT else 0
+            all_ended = end_in_time(code, before)
+        for model in models:
+            model.llm.close()  # which also ends a compilation
+        thread.join()
+    all_ended()
     return code
 
 
-def end_in_time(models: Sequence[ServedModel], warmup: threading.Thread, code: int) -> None:
-    """Close the engines, which also ends a compilation, and wait for the warm-up. Ends the process
-    with the exit code `code` if that takes more than END_S seconds: a thread that hangs must not
-    keep it.
+def end_in_time(code: int, before: Collection[threading.Thread]) -> Callable[[], None]:
+    """End the process with the exit code `code` after END_S seconds: a thread that hangs must not
+    keep it. The returned function, called when everything is closed, calls that off, unless a
+    thread is left for which Python would wait. `before`: threads that are not the server's.
     """
+    ended = threading.Event()
 
-    def close() -> None:
-        for model in models:
-            model.llm.close()
-        warmup.join()
-
-    closing = threading.Thread(target=close, name="enginebay-end", daemon=True)
-    closing.start()
-    closing.join(END_S)
-    if closing.is_alive():
-        log.error("the engines have not ended after %g s; the process ends without them", END_S)
+    def watch() -> None:
+        if ended.wait(END_S):
+            return
+        left = ", ".join(sorted(one.name for one in threading.enumerate() if one not in before))
+        log.error("the server has not ended after %g s; it ends with its threads %s", END_S, left)
         logging.shutdown()
         os._exit(code)
+
+    def call_off() -> None:
+        if all(one.daemon or one in before for one in threading.enumerate()):
+            ended.set()
+
+    threading.Thread(target=watch, name="enginebay-end", daemon=True).start()
+    return call_off
 
 
 def load_model(config: EngineConfig) -> LLM:

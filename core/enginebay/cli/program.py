@@ -34,6 +34,9 @@ folder, a GGUF file or a hub id.
 PLUGIN = "cli"
 """The entry point that registers the built-in commands, which are found whatever is chosen."""
 
+ASCII = ("ascii", "us-ascii", "ansi_x3.4-1968")
+"""Names of the encoding that Python may choose for a terminal without letters beyond it."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line and return its exit code: 0 done, 2 wrong input, 1 our fault, 130
@@ -59,7 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _show_any_text() -> None:
-    """Let stdout write characters that its encoding lacks as escapes, as stderr does."""
+    """Let stdout write characters that its encoding lacks as escapes, as stderr does, and read
+    UTF-8 where Python would read ASCII.
+    """
+    if isinstance(sys.stdin, io.TextIOWrapper) and sys.stdin.encoding.lower() in ASCII:
+        sys.stdin.reconfigure(encoding="utf-8")
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from enginebay.plugins.blame import failure
 from enginebay.serving.running import Running, TokenEvent, Wake
+from enginebay.waits import has_ended
 
 log = logging.getLogger("enginebay.loop")
 
@@ -43,9 +44,9 @@ class Delivery:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait until the thread has ended, after close()."""
+        """Wait until the thread has ended, after close(); see has_ended."""
         if threading.current_thread() is not self._thread:
-            self._thread.join()
+            has_ended(self._thread)
 
     # The engine thread.
 

@@ -122,13 +122,14 @@ class LLM:
 
     def close(self) -> None:
         """End running requests with StoppedError, end all threads and worker processes, and free
-        the engine's memory. A second call does nothing.
+        the engine's memory. A second call does nothing. A thread that hangs is left behind after
+        two minutes (enginebay.waits), with the memory that it uses.
         """
         self._is_closing.set()
         if self.later_compilation is not None:
             self.later_compilation.stop()
-        self._loop.close()
-        self._parts.engine.close()
+        if self._loop.close():
+            self._parts.engine.close()
         self._preparer.close()
 
     @property

@@ -36,6 +36,7 @@ from enginebay.serving.request_table import RequestTable
 from enginebay.serving.running import Running, TakeEvent, TokenEvent
 from enginebay.serving.steps import StepRunner
 from enginebay.types import Request
+from enginebay.waits import has_ended
 
 log = logging.getLogger("enginebay.loop")
 
@@ -184,14 +185,18 @@ class EngineLoop:
         """Keys of the adapters of all unfinished requests. Only on the engine thread."""
         return {tracked.request.adapter for tracked in self._requests.everything}
 
-    def close(self) -> None:
+    def close(self) -> bool:
         """End unfinished requests with StoppedError, and end the threads. A second call does
-        nothing.
+        nothing. Returns whether the engine thread has ended; one that hangs is left behind (see
+        has_ended).
         """
         self._inbox.close("the engine was closed: make a new one", last=Stop())
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        if threading.current_thread() is self._thread:
+            return True
+        ended = has_ended(self._thread)
+        if ended:
             self._delivery.join()
+        return ended
 
     # The engine thread.
 

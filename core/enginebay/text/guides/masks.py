@@ -30,6 +30,7 @@ from enginebay.text.worker.process import (
     WorkerError,
     WorkerLimits,
 )
+from enginebay.waits import has_ended
 
 PATIENCE_S = 0.02
 """Seconds that a thread waits for an answer itself, before the clerk's thread takes over."""
@@ -103,7 +104,7 @@ class MaskWorker:
             clerk, self._clerk = self._clerk, None
         if clerk is not None:
             clerk.close()
-            clerk.thread.join()
+            has_ended(clerk.thread)
 
     @property
     def pid(self) -> int | None:
