@@ -55,7 +55,8 @@ PARTS = (
     Part(
         "newest",
         ("newest-versions", "test-newest", "serve-newest"),
-        "`make test` and `make test-serve` with the newest jax, flax, transformers, numpy and pytest",
+        "`make test` and `make test-serve` with the newest jax, flax, transformers, numpy and "
+        "pytest",
     ),
     Part("parity", ("parity",), "live comparison with transformers on torch"),
     Part(
