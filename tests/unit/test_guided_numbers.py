@@ -168,6 +168,31 @@ def test_an_exclusive_bound_is_not_let_through(
 
 
 @pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": ["number", "null"], "maximum": 9.99}, "{}"),
+        ({"maximum": 9.99}, "{}"),
+        ({"anyOf": [{"type": "number", "maximum": 9.99}, {"type": "null"}]}, "{}"),
+        ({"allOf": [{"type": "number", "maximum": 9.99}, {"minimum": 9.9}]}, "{}"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "number", "maximum": 9.99}}}, "{}"),
+        ({"type": "array", "items": {"type": "number", "maximum": 9.99}}, "[1,{}]"),
+        ({"properties": {"a": {"type": "number", "maximum": 9.99}}}, '{{"a":{}}}'),
+    ],
+)
+def test_a_number_in_any_place_may_have_fewer_decimals_than_its_bound(
+    schema: dict[str, Any], text: str
+) -> None:
+    grammar = grammar_of(schema)
+    assert [allows(grammar, text.format(number)) for number in (9.9, 9.99, 9.999)] == [
+        True,
+        True,
+        False,
+    ]
+    if "null" in json.dumps(schema):
+        assert allows(grammar, "null")
+
+
+@pytest.mark.parametrize(
     ("schema", "reason"),
     [
         ({"type": "number", "multipleOf": -2}, "multipleOf = -2"),
