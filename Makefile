@@ -31,6 +31,8 @@ CUDA_COMPILER = version=$$($(KERNELS_VENV)/bin/python -c 'import importlib.metad
 	$(KERNELS_VENV)/bin/python -m pip install --quiet --no-deps "jax-cuda12-plugin==$$version" "jax-cuda12-pjrt==$$version"
 # The marker expression of `make test`. `make test-all` also runs the slow tests and the matrix.
 QUICK := not slow and not long and not matrix and not server and not browser and not clients and not cluster
+# That of `make test-serve`.
+SERVER := server and not slow
 DOCS_VENV := .venv-docs
 # The suites of engines and their requests: replay, preemption, prefixes, drafts, constraints, parity.
 FIRST_TESTS := tests/conformance tests/parity/test_engine_goldens.py tests/parity/test_demo.py $(addprefix tests/unit/, \
@@ -111,12 +113,21 @@ test-first: env-test ## the tests of tokens on engines that have the first progr
 .PHONY: test-oldest
 test-oldest: env-oldest ## the tests of `make test` on the oldest Python with the oldest supported version of every dependency
 	@$(OLDEST_VENV)/bin/python -m pytest -n $(N) --dist loadgroup -m "$(QUICK)" $(PYTEST_ARGS)
+
+.PHONY: serve-oldest
+serve-oldest: env-oldest ## the tests of `make test-serve` with the same versions
+	@$(OLDEST_VENV)/bin/python -m pytest -m "$(SERVER)" tests/server $(PYTEST_ARGS)
+
 .PHONY: test-versions
-test-versions: test-oldest test-newest ## both ends of what is supported
+test-versions: test-oldest serve-oldest test-newest serve-newest ## both ends of what is supported
 
 .PHONY: test-newest
 test-newest: env-newest ## the tests of `make test` with the newest jax, flax, transformers, numpy and pytest, whatever the pins say
 	@$(NEWEST_VENV)/bin/python -m pytest -n $(N) --dist loadgroup -m "$(QUICK)" $(PYTEST_ARGS)
+
+.PHONY: serve-newest
+serve-newest: env-newest ## the tests of `make test-serve` with the same versions
+	@$(NEWEST_VENV)/bin/python -m pytest -m "$(SERVER)" tests/server $(PYTEST_ARGS)
 
 .PHONY: newest-versions
 newest-versions: env-newest
@@ -132,7 +143,7 @@ test-browser: env-browser ## the server's page in Chromium; also takes the pictu
 
 .PHONY: test-serve
 test-serve: env-serve ## the tests of the HTTP server
-	@$(PYTEST) -m "server and not slow" tests/server $(PYTEST_ARGS)
+	@$(PYTEST) -m "$(SERVER)" tests/server $(PYTEST_ARGS)
 
 .PHONY: test-load
 test-load: env-serve ## the slow tests of the HTTP server: 200 clients for minutes
@@ -297,7 +308,7 @@ env-oldest:
 	@$(OLDEST_VENV)/bin/python -m pip install -qq --disable-pip-version-check uv
 	@$(OLDEST_VENV)/bin/python -m uv pip install -q --python $(OLDEST_VENV)/bin/python --resolution lowest-direct -e ".[serve,serve-test,test]"
 env-newest:
-	@tools/setup_env.sh --venv $(NEWEST_VENV) test
+	@tools/setup_env.sh --venv $(NEWEST_VENV) serve,serve-test,test
 	@$(NEWEST_VENV)/bin/python -m pip install -qq --disable-pip-version-check --upgrade $(NEWEST)
 env-parity:
 	@tools/setup_env.sh --venv $(PARITY_VENV) --python $(PARITY_PYTHON) --with "$(TORCH)" --with "peft>=0.17" --with "compressed-tensors>=0.20,<0.21" test

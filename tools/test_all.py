@@ -49,13 +49,14 @@ PARTS = (
     Part("busy", ("test-busy",), "`make test` and `make test-long` beside four busy processes"),
     Part(
         "oldest",
-        ("test-oldest",),
-        "`make test` on Python 3.11 with the oldest dependencies",
+        ("test-oldest", "serve-oldest"),
+        "`make test` and `make test-serve` on Python 3.11 with the oldest dependencies",
     ),
     Part(
         "newest",
-        ("newest-versions", "test-newest"),
-        "`make test` with the newest jax, flax, transformers, numpy and pytest",
+        ("newest-versions", "test-newest", "serve-newest"),
+        "`make test` and `make test-serve` with the newest jax, flax, transformers, numpy and "
+        "pytest",
     ),
     Part("first", ("test-first",), "tokens of engines with the first programs alone"),
     Part("parity", ("parity",), "live comparison with transformers on torch"),

@@ -20,9 +20,10 @@ from enginebay.contracts.executor import EngineParts, Executor, Report
 from enginebay.contracts.sampler import SamplingState
 from enginebay.contracts.scheduler import Decision, Scheduler, SchedulerView
 from enginebay.contracts.step_key import StepKey, StepNeeds
-from enginebay.errors import ConfigError
+from enginebay.errors import InputError
 from enginebay.plugins.hooks import Declaration
 from enginebay.plugins.registry import Entry, Registry, load_registry
+from enginebay_dashinfer.allspark import AsModelRuntimeConfigBuilder
 from enginebay_esurge import eSurge
 from enginebay_oengine import HBMPageManager, PagedAttentionCache, oEngine, open_model
 from enginebay_runtime.background import Background
@@ -33,7 +34,7 @@ from tests.brief import BRIEF
 from tests.plugins.install import EXAMPLES, put, visible
 from tests.pool import few_sizes
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("third_party_in_apis")]
+pytestmark = pytest.mark.xdist_group("third_party_in_apis")
 
 Result = TypeVar("Result")
 Stranger = dict[str, list[Any]]
@@ -135,31 +136,38 @@ def plugin_parts(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> Iterato
         yield
 
 
-def assert_all_were_used(engine: Any, tokens: list[list[int]]) -> None:
-    assert tokens == [[SEVEN] * 4] * 2, "the sampler's"
+def parts_used(tokens: list[list[int]], cache: set[str]) -> set[str]:
+    """The parts that answers of these tokens came from, over a cache of these dtypes."""
+    shown = {
+        "executor": any(isinstance(command, Step) for command in SEEN["commands"]),
+        "scheduler": bool(SEEN["decisions"]),
+        "sampler": all(row == [SEVEN] * len(row) for row in tokens) and tokens != [],
+        "layout": "int8" in cache,
+    }
+    return {part for part, is_used in shown.items() if is_used}
+
+
+def used_by_loop(engine: Any, outputs: Sequence[Any]) -> set[str]:
+    tokens = [one.outputs[0].token_ids for one in outputs]
+    assert [len(row) for row in tokens] == [PARAMS.max_tokens] * len(PROMPTS)
     assert isinstance(engine.executor, Forwarding)
-    assert any(isinstance(command, Step) for command in SEEN["commands"])
-    assert SEEN["decisions"], "the scheduler's"
-    assert "int8" in engine.executor.cache_dtypes, "the layout's codes"
     assert engine.parts.kernels["attention.decode"].endswith("int8_scan")
+    return parts_used(tokens, engine.executor.cache_dtypes)
 
 
-@pytest.mark.parametrize("engine", ["oengine", "vinference"])
-def test_llm_uses_every_part(engine: str) -> None:
-    with LLM(BRIEF, engine=engine, **SIZES, **ALL) as llm:
-        outputs = llm.generate(PROMPTS, PARAMS)
-        assert_all_were_used(llm.engine, [one.outputs[0].token_ids for one in outputs])
+def used_by_llm(parts: dict[str, str], engine: str = "oengine") -> set[str]:
+    with LLM(BRIEF, engine=engine, **SIZES, **parts) as llm:
+        return used_by_loop(llm.engine, llm.generate(PROMPTS, PARAMS))
 
 
-def test_esurge_uses_every_part() -> None:
+def used_by_esurge(parts: dict[str, str]) -> set[str]:
     options: dict[str, Any] = {"page_size": 16, "compile_runner": False, "use_aot_forward": False}
-    with eSurge(BRIEF, **options, **SIZES, **ALL) as engine:
-        outputs = engine.generate(PROMPTS, PARAMS, use_tqdm=False)
-        assert_all_were_used(engine.engine, [one.outputs[0].token_ids for one in outputs])
+    with eSurge(BRIEF, **options, **SIZES, **parts) as engine:
+        return used_by_loop(engine.engine, engine.generate(PROMPTS, PARAMS, use_tqdm=False))
 
 
-def test_oengine_uses_sampler_and_layout() -> None:
-    model = open_model({"model": BRIEF} | SIZES | CHOSEN)
+def used_by_oengine(parts: dict[str, str]) -> set[str]:
+    model = open_model({"model": BRIEF} | SIZES | parts)
     metadata = PagedAttentionCache.create_metadata(model, page_size=16, num_pages=9)
     storage, manager = PagedAttentionCache.init_cache(metadata), HBMPageManager(metadata)
     engine = oEngine(model, None, storage, manager, 2, 1, prefill_lengths=[16])
@@ -168,25 +176,67 @@ def test_oengine_uses_sampler_and_layout() -> None:
     )
     state = engine.insert(prefix, engine.init_decode_state(), 0)
     state, second = engine.decode(engine.graphstate, engine.graphothers, state)
-    for result in (first, second):
-        assert result.convert_to_numpy().get_result_at_slot(0).tokens[0, 0] == SEVEN
-    assert "int8" in dtypes(engine.storage)
+    results = [one.convert_to_numpy().get_result_at_slot(0) for one in (first, second)]
+    return parts_used([[int(one.tokens[0, 0]) for one in results]], dtypes(engine.storage))
 
 
-def test_vinference_uses_sampler_and_layout() -> None:
-    inference = vInference({"model": BRIEF} | SIZES | CHOSEN, None, max_new_tokens=4)
+def used_by_vinference(parts: dict[str, str]) -> set[str]:
+    inference = vInference({"model": BRIEF} | SIZES | parts, None, max_new_tokens=4)
     assert inference.precompile(vInferencePreCompileConfig(1, len(PROMPTS[0])))
     for state in inference.generate(np.asarray(PROMPTS[:1]), sampling_params=PARAMS):
         found = dtypes(state.model_kwargs["past_key_values"])
         tokens = np.asarray(state.sequences)[0, int(state.padded_length) :]
-    assert tokens[: PARAMS.max_tokens].tolist() == [SEVEN] * 4
-    assert "int8" in found
+    return parts_used([tokens[: PARAMS.max_tokens].tolist()], found)
 
 
-@pytest.mark.parametrize("part", ["executor", "scheduler"])
-@pytest.mark.parametrize("make", [open_model, functools.partial(vInference, processor_class=None)])
-def test_apis_with_steps_of_their_own_refuse_the_others_by_name(
-    make: Callable[[Any], Any], part: str
-) -> None:
-    with pytest.raises(ConfigError, match=f"{part} = '{ALL[part]}' for .*would not use it"):
-        make({"model": BRIEF} | SIZES | {part: ALL[part]})
+def open_for_oengine(parts: dict[str, str]) -> None:
+    open_model({"model": BRIEF} | SIZES | parts)
+
+
+def open_for_vinference(parts: dict[str, str]) -> None:
+    vInference({"model": BRIEF} | SIZES | parts, None)
+
+
+def configure_dashinfer(parts: dict[str, str]) -> None:
+    AsModelRuntimeConfigBuilder().update_from_dict(parts)
+
+
+Use = Callable[[dict[str, str]], set[str]]
+USERS: dict[str, tuple[Use, dict[str, str]]] = {
+    "LLM": (used_by_llm, ALL),
+    "LLM on vinference": (functools.partial(used_by_llm, engine="vinference"), ALL),
+    "eSurge": (used_by_esurge, ALL),
+    "oEngine": (used_by_oengine, CHOSEN),
+    "vInference": (used_by_vinference, CHOSEN),
+}
+"""Of each API, how it serves with parts of a plugin, and the parts that it takes."""
+
+REFUSING: dict[str, tuple[Callable[[dict[str, str]], None], str]] = {
+    "oEngine": (open_for_oengine, "{part} = '{name}' for the oEngine API, which would not use it"),
+    "vInference": (open_for_vinference, "{part} = '{name}' for vInference, which would not use it"),
+    "DashInfer": (configure_dashinfer, "unknown field of a runtime configuration '{part}'"),
+}
+"""Of each API that does not take every part, how it is configured, and what it answers."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("api", USERS)
+def test_an_api_uses_each_part_that_it_takes(api: str) -> None:
+    use, parts = USERS[api]
+    assert use(parts) == set(parts)
+
+
+@pytest.mark.parametrize(
+    ("api", "part"),
+    [(api, part) for api in REFUSING for part in ALL if part not in USERS.get(api, ((), ()))[1]],
+)
+def test_an_api_refuses_each_other_part_by_name(api: str, part: str) -> None:
+    configure, message = REFUSING[api]
+    with pytest.raises(InputError, match=message.format(part=part, name=ALL[part])):
+        configure({part: ALL[part]})
+
+
+def test_every_documented_api_takes_or_refuses_every_part() -> None:
+    documented = {"LLM", "eSurge", "oEngine", "vInference", "DashInfer"}
+    assert documented <= {*USERS, *REFUSING}
+    assert {api for api in USERS if USERS[api][1] != ALL} <= set(REFUSING)

@@ -48,9 +48,9 @@ def sentencepiece_like() -> FastTokenizer:
     return made
 
 
-def save_model(folder: Path) -> None:
-    """A Llama of one layer with random weights."""
-    tokenizer, hidden = sentencepiece_like(), 32
+def save_model(folder: Path, tokenizer: FastTokenizer) -> None:
+    """A Llama of one layer with random weights, for a tokenizer with <s> and </s>."""
+    hidden = 32
     rng, size = np.random.default_rng(0), tokenizer.get_vocab_size()
 
     def random(*shape: int) -> np.ndarray:
@@ -76,8 +76,8 @@ def save_model(folder: Path) -> None:
         "num_attention_heads": 2,
         "max_position_embeddings": 128,
         "vocab_size": size,
-        "eos_token_id": 2,
-        "bos_token_id": 1,
+        "eos_token_id": tokenizer.token_to_id("</s>"),
+        "bos_token_id": tokenizer.token_to_id("<s>"),
         "tie_word_embeddings": False,
     }
     (folder / "config.json").write_text(json.dumps(config))
@@ -89,7 +89,7 @@ def save_model(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = tmp_path_factory.mktemp("sentencepiece")
-    save_model(folder)
+    save_model(folder, sentencepiece_like())
     with few_sizes(), LLM(str(folder), max_model_len=64, max_num_seqs=1) as made:
         yield made
 

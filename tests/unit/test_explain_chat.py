@@ -118,6 +118,15 @@ def test_the_first_difference_is_shown_on_both_sides() -> None:
     tokenizer.close()
 
 
+def test_no_weights_are_loaded(
+    run: Run, write: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("enginebay.compose.plan.Plan.load_weights", "enginebay_paged.engine.make_engine"):
+        monkeypatch.setattr(name, lambda *_, **__: pytest.fail("weights or an engine"))
+    code, out, _ = run("explain", "--chat", write(json.dumps(TALK)))
+    assert (code, out.split()[0]) == (0, "turn")
+
+
 def test_explain_prints_each_turn_of_a_chat(run: Run, write: Callable[[str], str]) -> None:
     body = {"messages": TALK, "tools": [{"type": "function", "function": {"name": "f"}}]}
     path = write(json.dumps(body))

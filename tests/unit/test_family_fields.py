@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import transformers
+from huggingface_hub.errors import StrictDataclassFieldValidationError
 
 from enginebay.errors import CheckpointError
 from tests.parity import tiny
@@ -188,3 +189,50 @@ def test_an_absent_field_has_the_default_of_transformers(family: str, name: str)
         absent = absent.replace(f"{name} by default", name)
     if not isinstance(absent, str) or f"has no {name}" not in absent:
         assert absent == outcome(family, config | {name: fields_of(family)[name]})
+
+
+VARIANTS = {name.partition("-")[0]: name for name in reversed(tiny.CONFIGS)}
+"""Of each family, the first small configuration."""
+
+OWN_WIDTHS = {
+    "gemma", "gemma2", "gemma3", "glm4", "gpt_oss", "helium", "minimax_m2", "ministral3",
+    "nemotron_h", "qwen3",
+}  # fmt: skip
+"""Families with a width of heads of their own, in which null is no head_dim."""
+
+OTHER_WIDTHS = {"ernie4_5", "internlm3", "seed_oss"}
+"""Families in which an absent head_dim is a width of their own, and null is not."""
+
+
+def without(family: str, name: str) -> dict[str, Any]:
+    """The small configuration of a family, without a field."""
+    return {key: one for key, one in tiny.CONFIGS[VARIANTS[family]].items() if key != name}
+
+
+@pytest.mark.parametrize("family", VARIANTS)
+def test_null_heads_are_hidden_size_by_heads_or_refused_by_name(family: str) -> None:
+    config = without(family, "head_dim")
+    found = outcome(family, config | {"head_dim": None})
+    if family in OWN_WIDTHS:
+        assert found.startswith("config.json has head_dim = null. Allowed: a positive whole number")
+    elif family in OTHER_WIDTHS:
+        width = config["hidden_size"] // config["num_attention_heads"]
+        assert found == outcome(family, config | {"head_dim": width}) != outcome(family, config)
+    else:
+        assert not isinstance(found, str), found
+        assert found == outcome(family, config)
+
+
+@pytest.mark.parametrize("family", VARIANTS)
+def test_a_null_tie_is_refused_by_name_and_transformers_refuses_the_same(family: str) -> None:
+    config = without(family, "tie_word_embeddings")
+    assert not isinstance(outcome(family, config), str)
+    found = outcome(family, config | {"tie_word_embeddings": None})
+    assert found.startswith("config.json has tie_word_embeddings = null. Allowed: true or false.")
+    kind = config.pop("model_type")
+    if kind not in transformers.CONFIG_MAPPING:
+        pytest.skip("this version of transformers lacks the family")
+    type_of = transformers.AutoConfig.for_model
+    for name in {"tie_word_embeddings", *(("head_dim",) if family in OWN_WIDTHS else ())}:
+        with pytest.raises(StrictDataclassFieldValidationError, match=f"'{name}' expected"):
+            type_of(kind, **config | {name: None})

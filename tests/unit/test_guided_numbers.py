@@ -1,11 +1,13 @@
-"""Numbers under JSON schemas: no text is allowed that jsonschema finds invalid, at any edge of a
-bound; and malformed keywords are refused.
+"""Numbers under JSON schemas: a number may be written if and only if jsonschema finds it valid, at
+any edge of a bound; and malformed keywords are refused.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import math
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -86,6 +88,60 @@ def test_no_number_outside_its_bounds_is_allowed(first: int, count: int) -> None
     assert num_compiled > count / 2
 
 
+def decimal_of(rng: np.random.Generator) -> float:
+    """A number of up to 4 decimals, near 0 or far from it."""
+    return round(float(rng.normal() * 10.0 ** rng.integers(-1, 4)), int(rng.integers(0, 5)))
+
+
+def other_schema(rng: np.random.Generator) -> dict[str, Any]:
+    """Like random_schema, with bounds and multiples of more decimals."""
+    low, high = sorted(decimal_of(rng) for _ in range(2))
+    bounds = dict(zip(BOUNDS, (low, low, high, high), strict=True))
+    schema: dict[str, Any] = {"type": str(rng.choice(["number", "number", "integer"]))}
+    schema |= {name: value for name, value in bounds.items() if rng.random() < 0.4}
+    if rng.random() < 0.3:
+        schema["multipleOf"] = float(rng.choice([0.01, 0.02, 0.05, 0.125, 0.25, 0.75, 3]))
+    return schema
+
+
+def shortest(value: float) -> str:
+    """A number as a model writes it, without an exponent or zeros at the end."""
+    return f"{value:.9f}".rstrip("0").rstrip(".") if value else "0"
+
+
+def cut(value: float) -> list[float]:
+    """A number with fewer decimals, nearer to 0."""
+    return [math.trunc(value * 10**places) / 10**places for places in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("first", "count"), [(0, 60), pytest.param(5000, 2000, marks=pytest.mark.long)]
+)
+@pytest.mark.parametrize("make", [random_schema, other_schema])
+def test_a_number_may_be_written_exactly_if_it_is_valid(
+    make: Callable[[np.random.Generator], dict[str, Any]], first: int, count: int
+) -> None:
+    num_valid = 0
+    for seed in range(first, first + count):
+        rng = np.random.default_rng(seed)
+        schema = make(rng)
+        edges = [schema[name] for name in BOUNDS if name in schema] or [0.0]
+        near = [edge + step for edge in edges for step in rng.choice(STEPS, 4)]
+        inside = [float(rng.uniform(min(edges) - 1, max(edges) + 1)) for _ in range(3)]
+        inside += [float(rng.integers(-20, 20) * schema.get("multipleOf", 0.1))]
+        values = {round(value, 9) for one in (*edges, *near, *inside) for value in (one, *cut(one))}
+        texts = {shortest(value) for value in values}
+        valid = {text for text in texts if is_valid(schema, text)}
+        num_valid += len(valid)
+        try:
+            grammar = grammar_of(schema)
+        except RequestError:
+            assert not valid, (schema, valid)
+            continue
+        assert {text for text in texts if allows(grammar, text)} == valid, schema
+    assert num_valid > 3 * count
+
+
 @pytest.mark.parametrize(
     ("schema", "refused", "kept"),
     [
@@ -109,6 +165,31 @@ def test_an_exclusive_bound_is_not_let_through(
     grammar = grammar_of({"type": "number", **schema})
     assert not allows(grammar, refused)
     assert allows(grammar, kept)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": ["number", "null"], "maximum": 9.99}, "{}"),
+        ({"maximum": 9.99}, "{}"),
+        ({"anyOf": [{"type": "number", "maximum": 9.99}, {"type": "null"}]}, "{}"),
+        ({"allOf": [{"type": "number", "maximum": 9.99}, {"minimum": 9.9}]}, "{}"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "number", "maximum": 9.99}}}, "{}"),
+        ({"type": "array", "items": {"type": "number", "maximum": 9.99}}, "[1,{}]"),
+        ({"properties": {"a": {"type": "number", "maximum": 9.99}}}, '{{"a":{}}}'),
+    ],
+)
+def test_a_number_in_any_place_may_have_fewer_decimals_than_its_bound(
+    schema: dict[str, Any], text: str
+) -> None:
+    grammar = grammar_of(schema)
+    assert [allows(grammar, text.format(number)) for number in (9.9, 9.99, 9.999)] == [
+        True,
+        True,
+        False,
+    ]
+    if "null" in json.dumps(schema):
+        assert allows(grammar, "null")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from enginebay_models.hf_config import FULL, check_layer_types, read_decoder
 from enginebay_models.tensors import QkvRows
 
 _DEFAULTS: dict[str, Any] = {
+    "head_dim": 128,
     "max_position_embeddings": 131072,
     "rope_theta": 500000.0,
     "tie_word_embeddings": True,
@@ -34,7 +35,6 @@ class Ernie45Family(ModelFamily):
     ) -> Model:
         decoder = read_decoder(
             _DEFAULTS | dict(config),
-            head_dim=128,
             kv_heads=2,
             max_model_len=max_model_len,
             eps=("rms_norm_eps", 1e-5),

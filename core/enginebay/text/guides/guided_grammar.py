@@ -19,7 +19,12 @@ from enginebay.contracts.constraint import GrammarLibrary, Vocabulary, num_words
 from enginebay.contracts.text import Tokenizer
 from enginebay.errors import RequestError, UnsupportedError
 from enginebay.grammar import Constraint, Grammar, Structure
-from enginebay.text.guides.guided_schema import move_bounds, why_not_enforced
+from enginebay.text.guides.guided_schema import (
+    NUMERIC,
+    add_short_numbers,
+    move_bounds,
+    why_not_enforced,
+)
 
 ALLOWED = {
     "json_schema": "a schema with the keywords in docs/guided.md that some value satisfies",
@@ -254,8 +259,9 @@ def _definition(structure: Structure, ids: Mapping[str, int]) -> str:
         reason = why_not_enforced(schema)
         if reason:
             raise _refusal(structure, reason)
-        if "exclusiveM" in text:
+        if any(name in text for name in NUMERIC):
             move_bounds(schema)
+            add_short_numbers(schema)
             text = json.dumps(schema)
         return llguidance.LLMatcher.grammar_from_json_schema(
             text, {"whitespace_flexible": False}, {"lenient": False, "coerce_one_of": False}

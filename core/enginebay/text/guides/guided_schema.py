@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from decimal import ROUND_DOWN, Decimal
+from fractions import Fraction
 from typing import Any, TypeGuard
 
 HELD = frozenset(
@@ -126,6 +128,75 @@ def move_bounds(schema: dict[str, Any]) -> None:
                 moved = bound + sign * max(STEP, 2 * math.ulp(bound))
                 own = one.get(inclusive, moved)
                 one[inclusive] = max(own, moved) if sign > 0 else min(own, moved)
+
+
+_ALTERNATIVES = ("anyOf", "oneOf", "allOf", "$ref", "enum", "const")
+NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+MAX_DECIMALS = 9
+"""Of a multipleOf whose multiples with fewer decimals become alternatives."""
+
+
+def add_short_numbers(schema: dict[str, Any]) -> None:
+    """Add numbers that llguidance takes only with zeros at their end, or not at all, in place.
+
+    With maximum 99.99 it refuses 99.9, and with multipleOf 0.25 it refuses 0.5: it wants as many
+    decimals as the keyword has. The shorter numbers are alternatives of their own. A schema that
+    has alternatives, and bounds from several places, stay as they are.
+    """
+    for one in [one for _, one in _schemas(schema, "")]:
+        held = {name: one[name] for name in NUMERIC if _is_number(one.get(name))}
+        if one.get("type") == "integer" or any(name in one for name in _ALTERNATIVES):
+            continue
+        exact = {name: Decimal(str(value)) for name, value in held.items()}
+        multiples = _longer_multiples(exact.get("multipleOf"))
+        numbers = [float(value) for value in _cut_bounds(exact) if _holds(exact, value)]
+        if multiples or numbers:
+            each: list[dict[str, Any]] = [held | {"multipleOf": step} for step in multiples]
+            for name in held:
+                del one[name]
+            one["anyOf"] = [held, *each, *([{"enum": numbers}] if numbers else [])]
+
+
+def _longer_multiples(multiple: Decimal | None) -> list[float]:
+    """Return the multiples of `multiple` that have each smaller number of decimals, from one up."""
+    places = 0 if multiple is None else _num_decimals(multiple)
+    if multiple is None or not 2 <= places <= MAX_DECIMALS:
+        return []
+    whole = int(multiple.scaleb(places))
+    steps = (Decimal(math.lcm(whole, 10 ** (places - n))) for n in range(1, places))
+    return [float(step.scaleb(-places)) for step in steps]
+
+
+def _cut_bounds(held: Mapping[str, Decimal]) -> list[Decimal]:
+    """Return the bounds that are farthest from 0 with fewer decimals, from one up."""
+    ends = [(held.get(name), 1) for name in ("maximum", "exclusiveMaximum")]
+    ends += [(held.get(name), -1) for name in ("minimum", "exclusiveMinimum")]
+    return list(
+        dict.fromkeys(
+            end.quantize(Decimal(1).scaleb(-n), ROUND_DOWN).normalize()
+            for end, sign in ends
+            if end is not None and sign * end > 0
+            for n in range(1, _num_decimals(end))
+        )
+    )
+
+
+def _num_decimals(value: Decimal) -> int:
+    exponent = value.normalize().as_tuple().exponent
+    return max(0, -exponent) if isinstance(exponent, int) else 0
+
+
+def _holds(held: Mapping[str, Decimal], value: Decimal) -> bool:
+    """Return whether a number with decimals satisfies numeric keywords."""
+    return (
+        _num_decimals(value) > 0
+        and "e" not in repr(float(value))
+        and value >= held.get("minimum", value)
+        and value <= held.get("maximum", value)
+        and ("exclusiveMinimum" not in held or value > held["exclusiveMinimum"])
+        and ("exclusiveMaximum" not in held or value < held["exclusiveMaximum"])
+        and ("multipleOf" not in held or Fraction(value) % Fraction(held["multipleOf"]) == 0)
+    )
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
