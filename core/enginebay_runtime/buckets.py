@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from enginebay.config import KernelChoice
+from enginebay.config_sections import KernelChoice
 from enginebay.contracts.executor import EngineParts
 from enginebay.contracts.proposer import MAX_VERIFIED_ROWS
 from enginebay.errors import InternalError

@@ -203,6 +203,8 @@ def test_a_number_in_any_place_may_have_fewer_decimals_than_its_bound(
         ({"definitions": [1]}, "definitions = "),
         ({"$defs": {"a": 5}}, r"\$defs with 5"),
         ({"type": "number", "exclusiveMinimum": True}, "exclusiveMinimum = true"),
+        ({"type": "number", "maximum": 10**400}, "number out of range"),
+        ({"type": "number", "exclusiveMinimum": -(10**400)}, "number out of range"),
     ],
 )
 def test_a_malformed_keyword_is_refused(schema: Any, reason: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from decimal import ROUND_DOWN, Decimal
 from fractions import Fraction
@@ -200,7 +201,9 @@ def _holds(held: Mapping[str, Decimal], value: Decimal) -> bool:
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Return whether a value is a number that fits a float."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max
 
 
 def _malformed(schema: dict[str, Any]) -> str | None:
