@@ -213,7 +213,8 @@ def without(family: str, name: str) -> dict[str, Any]:
 def test_null_heads_are_hidden_size_by_heads_or_refused_by_name(family: str) -> None:
     config = without(family, "head_dim")
     found = outcome(family, config | {"head_dim": None})
-    if family in OWN_WIDTHS:
+    # Of qwen2, transformers takes null but for some rules of rotary positions, with which it fails.
+    if family in {*OWN_WIDTHS, "qwen2"}:
         assert found.startswith("config.json has head_dim = null. Allowed: a positive whole number")
     elif family in OTHER_WIDTHS:
         width = config["hidden_size"] // config["num_attention_heads"]
