@@ -30,7 +30,7 @@ def spaced_llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     from tests.pool import few_sizes
 
     folder = tmp_path_factory.mktemp("sentencepiece")
-    save_model(folder)
+    save_model(folder, sentencepiece_like())
     with few_sizes(), LLM(str(folder), max_model_len=64, max_num_seqs=2) as made:
         yield made
 

@@ -5,6 +5,7 @@ when an answer is cut off, fails or is cancelled.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import re
 from typing import Any
@@ -108,14 +109,14 @@ def test_an_answer_that_is_cut_off_ends_its_item_and_is_incomplete(asker: Asker)
 
 
 def break_down(monkeypatch: pytest.MonkeyPatch, stream: type[Any], error: Exception) -> None:
-    """Let a stream fail at its second chunk."""
+    """Let a stream fail behind its first chunk, which may have all that is generated."""
     write, chunks = stream.write, []
 
     def failing(self: Any, place: int, chunk: StreamChunk) -> bytes:
         chunks.append(chunk)
-        if len(chunks) > 1:
+        written: bytes = write(self, place, dataclasses.replace(chunk, finish_reason=None))
+        if len(chunks) > 1 or chunk.finish_reason:
             raise error
-        written: bytes = write(self, place, chunk)
         return written
 
     monkeypatch.setattr(stream, "write", failing)
