@@ -5,7 +5,6 @@ when an answer is cut off, fails or is cancelled.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import re
 from typing import Any
@@ -109,17 +108,21 @@ def test_an_answer_that_is_cut_off_ends_its_item_and_is_incomplete(asker: Asker)
 
 
 def break_down(monkeypatch: pytest.MonkeyPatch, stream: type[Any], error: Exception) -> None:
-    """Let a stream fail behind its first chunk, which may have all that is generated."""
+    """Let a stream fail at its second chunk, or at its end if there is none."""
     write, chunks = stream.write, []
 
     def failing(self: Any, place: int, chunk: StreamChunk) -> bytes:
         chunks.append(chunk)
-        written: bytes = write(self, place, dataclasses.replace(chunk, finish_reason=None))
-        if len(chunks) > 1 or chunk.finish_reason:
+        if len(chunks) > 1:
             raise error
+        written: bytes = write(self, place, chunk)
         return written
 
+    async def ends(self: Any) -> bytes:
+        raise error
+
     monkeypatch.setattr(stream, "write", failing)
+    monkeypatch.setattr(stream, "end", ends)
 
 
 def test_a_response_that_fails_says_so_last(asker: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
