@@ -26,7 +26,16 @@ from tokenizers import Tokenizer
 
 from enginebay.ops.head_rotation import rotation
 
-PASSAGE_LEN, NUM_TOKENS, CHATS_AT_ONCE = 512, 4096, 20
+PASSAGE_LEN, NUM_TOKENS = 512, 4096
+COLUMNS = (
+    "scheme",
+    "bits",
+    "perplexity",
+    "KL, nats",
+    "same best token, %",
+    "change of an answer's log-probability",
+    "equal answers",
+)
 Centers = Literal["text", "random"]
 Quantizer = Callable[[jax.Array], jax.Array]
 """From heads [rows, heads, tokens, head_dim] to the values that a cache of them reads as."""
@@ -336,8 +345,7 @@ def main() -> None:
         whole = model.logits(jnp.asarray(row[None]), SCHEMES["float32"])
         reference.append(np.asarray(jax.nn.log_softmax(whole)[0]))
     _, base = best_tokens(model, work, SCHEMES["float32"])
-    print("| scheme | bits | perplexity | KL, nats | same best token, % | change of an answer's")
-    print("log-probability | equal answers of 20 |\n|---|---|---|---|---|---|---|")
+    print(f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
     for name in args.schemes.split(";"):
         scheme = SCHEMES[name]
         losses, kls, same = [], [], []
