@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from enginebay.contracts.cache import CacheArrays
-from enginebay.contracts.model import Embeddings, Model, ModelCache, TensorSource, Weights
+from enginebay.contracts.model import (
+    MADE_OF_NO_TENSOR,
+    Embeddings,
+    Model,
+    ModelCache,
+    TensorSource,
+    Weights,
+)
 from enginebay.ops.bound import Ops
 from enginebay.ops.partition_rules import NamedWeight
 from enginebay.ops.spec import AttnBatch
@@ -51,7 +57,7 @@ class LoraModel(Model):
     def tensor_sources(self) -> dict[str, TensorSource]:
         sources = self.inner.tensor_sources()
         for layer in self.layers.values():
-            sources |= dict.fromkeys((layer.a, layer.b), _NO_TENSORS)
+            sources |= dict.fromkeys((layer.a, layer.b), MADE_OF_NO_TENSOR)
         return sources
 
     def hidden(
@@ -87,14 +93,6 @@ class LoraModel(Model):
                 pair = [NamedWeight(*one) for one in zip(pair, axes, strict=True)]
             adapted[path] = AdaptedWeight(weights[path], layer, *pair)
         return adapted
-
-
-def _build_zeros(readers: Sequence[np.ndarray], index: tuple[slice, ...]) -> np.ndarray:
-    return np.zeros([piece.stop - piece.start for piece in index], np.float32)
-
-
-_NO_TENSORS = TensorSource((), (), _build_zeros)
-"""Slots are empty at first: they are made of no tensor of the checkpoint."""
 
 
 def _linear(

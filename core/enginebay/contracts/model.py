@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Sharding
 
 from enginebay.contracts.cache import CacheArrays, CacheGroup
@@ -128,6 +129,14 @@ class TensorSource:
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     build: Any
+
+
+def _zeros(readers: Sequence[Any], index: tuple[slice, ...]) -> np.ndarray:
+    return np.zeros([piece.stop - piece.start for piece in index], np.float32)
+
+
+MADE_OF_NO_TENSOR = TensorSource((), (), _zeros)
+"""The source of a weight that no checkpoint has: it is 0 until it is set."""
 
 
 class Model(ABC):
