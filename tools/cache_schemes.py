@@ -16,7 +16,7 @@ import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,10 @@ from tokenizers import Tokenizer
 from enginebay.ops.head_rotation import rotation
 
 PASSAGE_LEN, NUM_TOKENS = 512, 4096
+NUM_DRAWN, DISTANCE = 64, 32
+"""The tokens whose keys are averaged, and the positions from one to the next: those of
+enginebay.compose.key_centers.
+"""
 COLUMNS = (
     "scheme",
     "bits",
@@ -36,7 +40,6 @@ COLUMNS = (
     "change of an answer's log-probability",
     "equal answers",
 )
-Centers = Literal["text", "random"]
 Quantizer = Callable[[jax.Array], jax.Array]
 """From heads [rows, heads, tokens, head_dim] to the values that a cache of them reads as."""
 
@@ -47,9 +50,8 @@ class Scheme:
 
     bits: of a value, with its share of scales and zero points, for heads of 64.
     before_rope: keys are stored before the rotary turn, which is applied to what is read.
-    centered: the mean key of a head, over the first passage (text) or over tokens drawn at random,
-      is subtracted before a key is stored. All scores of a query change by the same, so attention
-      does not.
+    centered: the mean key of a head, over tokens drawn at random, is subtracted before a key is
+      stored. All scores of a query change by the same, so attention does not.
     newest: this many tokens, the newest ones of each query, are read as they were.
     """
 
@@ -57,7 +59,7 @@ class Scheme:
     keys: Quantizer
     values: Quantizer
     before_rope: bool = False
-    centered: Centers | None = None
+    centered: bool = False
     newest: int = 0
 
 
@@ -151,7 +153,7 @@ SCHEMES: Mapping[str, Scheme] = {
     "int8, rotated, keys before the rotary turn": Scheme(
         8.25, turned(int8), turned(int8), before_rope=True
     ),
-    "int8, rotated, centered keys": Scheme(8.25, turned(int8), turned(int8), centered="text"),
+    "int8, rotated, centered keys": Scheme(8.25, turned(int8), turned(int8), centered=True),
     "int8, rotated, newest 32 exact": Scheme(8.25, turned(int8), turned(int8), newest=32),
     "uint4": Scheme(4.5, uint4, uint4),
     "uint4, rotated": Scheme(4.5, turned(uint4), turned(uint4)),
@@ -171,11 +173,8 @@ SCHEMES: Mapping[str, Scheme] = {
     "uint4, keys by channel, before the rotary turn, values rotated": Scheme(
         4.75, uint4_of_channel, turned(uint4), before_rope=True
     ),
-    "uint4, rotated, centered keys": Scheme(4.5, turned(uint4), turned(uint4), centered="text"),
-    "uint4, rotated, keys centered by random tokens": Scheme(
-        4.5, turned(uint4), turned(uint4), centered="random"
-    ),
-    "uint4, centered keys, values rotated": Scheme(4.5, uint4, turned(uint4), centered="text"),
+    "uint4, rotated, centered keys": Scheme(4.5, turned(uint4), turned(uint4), centered=True),
+    "uint4, centered keys, values rotated": Scheme(4.5, uint4, turned(uint4), centered=True),
     "uint4, rotated, newest 32 exact": Scheme(4.5, turned(uint4), turned(uint4), newest=32),
     "keys int8, values uint4, rotated": Scheme(6.375, turned(int8), turned(uint4)),
 }
@@ -190,16 +189,15 @@ class Model:
             name: jnp.asarray(array, jnp.float32)
             for name, array in load_file(folder / "model.safetensors").items()
         }
-        self._centers = dict[Centers | None, tuple[jax.Array, ...]]({None: ()})
+        rng = np.random.default_rng(0)
+        drawn = rng.integers(0, self.config["vocab_size"], (1, NUM_DRAWN), np.int32)
+        plain = SCHEMES["float32"]
+        run = functools.partial(self._forward, plain, distance=DISTANCE, measures_centers=True)
+        self._centers: tuple[jax.Array, ...] = jax.jit(run)(self._weights, jnp.asarray(drawn), ())
 
     def logits(self, ids: jax.Array, scheme: Scheme) -> jax.Array:
         """Return f32 [rows, tokens, vocab] of ids int32 [rows, tokens]."""
-        return self._jitted(scheme)(self._weights, ids, self._centers[scheme.centered])
-
-    def measure_centers(self, name: Centers, ids: jax.Array) -> None:
-        """Keep the mean key of each head of each layer over these tokens."""
-        run = functools.partial(self._forward, SCHEMES["float32"], measures_centers=True)
-        self._centers[name] = jax.jit(run)(self._weights, ids, ())
+        return self._jitted(scheme)(self._weights, ids, self._centers)
 
     @functools.cache  # noqa: B019 - one model lives as long as the program
     def _jitted(self, scheme: Scheme) -> Any:
@@ -212,6 +210,7 @@ class Model:
         ids: jax.Array,
         centers: Sequence[jax.Array],
         *,
+        distance: int = 1,
         measures_centers: bool = False,
     ) -> Any:
         config = self.config
@@ -222,7 +221,7 @@ class Model:
             layer = {n[len(prefix) :]: w for n, w in weights.items() if n.startswith(prefix)}
             inner = self._norm(x, layer["input_layernorm.weight"])
             center = centers[index] if scheme.centered else None
-            out, mean = self._attention(scheme, layer, inner, center)
+            out, mean = self._attention(scheme, layer, inner, center, distance)
             means.append(mean)
             x = x + out
             inner = self._norm(x, layer["post_attention_layernorm.weight"])
@@ -238,6 +237,7 @@ class Model:
         layer: Mapping[str, jax.Array],
         x: jax.Array,
         center: jax.Array | None,
+        distance: int,
     ) -> tuple[jax.Array, jax.Array]:
         """Return the output and the mean key of each head."""
         heads, kv_heads = (
@@ -251,10 +251,10 @@ class Model:
             return y.reshape(rows, tokens, count, -1).swapaxes(1, 2)
 
         q, k, v = projected("q", heads), projected("k", kv_heads), projected("v", kv_heads)
-        q, exact = self._turn(q), self._turn(k)
+        q, exact = self._turn(q, distance), self._turn(k, distance)
         mean = exact.mean(axis=(0, 2), keepdims=True)
         if scheme.before_rope:
-            read = self._turn(scheme.keys(k))
+            read = self._turn(scheme.keys(k), distance)
         elif center is not None:
             read = scheme.keys(exact - center) + center
         else:
@@ -274,11 +274,13 @@ class Model:
         out = out.swapaxes(1, 2).reshape(rows, tokens, -1)
         return out @ layer["self_attn.o_proj.weight"].T, mean
 
-    def _turn(self, x: jax.Array) -> jax.Array:
-        """Return heads [rows, heads, tokens, head_dim] turned by the angles of their positions."""
+    def _turn(self, x: jax.Array, distance: int) -> jax.Array:
+        """Return heads [rows, heads, tokens, head_dim] turned by the angles of their positions,
+        with `distance` positions from one token to the next.
+        """
         half = x.shape[-1] // 2
         speeds = self.config["rope_theta"] ** (-np.arange(half) / half)
-        angles = np.arange(x.shape[2])[:, None] * speeds
+        angles = np.arange(x.shape[2])[:, None] * distance * speeds
         cos, sin = jnp.asarray(np.cos(angles), x.dtype), jnp.asarray(np.sin(angles), x.dtype)
         a, b = x[..., :half], x[..., half:]
         return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
@@ -337,9 +339,6 @@ def main() -> None:
     parser.add_argument("--schemes", default=";".join(SCHEMES), help="names between semicolons")
     args = parser.parse_args()
     work, model = read_work(args.folder, args.text), Model(args.folder / "model")
-    model.measure_centers("text", jnp.asarray(work.passages[:1]))
-    drawn = np.random.default_rng(0).integers(0, model.config["vocab_size"], (1, PASSAGE_LEN))
-    model.measure_centers("random", jnp.asarray(drawn, jnp.int32))
     reference, length = [], work.passages.shape[1]
     for row in work.passages:
         whole = model.logits(jnp.asarray(row[None]), SCHEMES["float32"])

@@ -19,6 +19,7 @@ from enginebay.contracts.commands import Put, Take, values_of
 from enginebay.contracts.engine import GroupState, RowState
 from enginebay.errors import InputError, explain
 from enginebay.ops.head_rotation import rotate_on_host, rotated_widths
+from enginebay.ops.key_centers import center_path
 from enginebay_runtime.device import ADAPTERS, COLUMNS, DeviceRows
 from enginebay_runtime.row_writer import RowWriter
 from enginebay_runtime.view import ExecutorView
@@ -46,6 +47,8 @@ def take_row(executor: ExecutorView, writer: RowWriter, command: Take) -> RowSta
             rotate_on_host(np.stack([np.asarray(x)[:, ::repeat] for x in each]), widths)
             for each in zip(*pairs, strict=True)
         )
+        if (centers := key_centers(executor, one)) is not None:
+            keys += centers[:, None, ::repeat]
         arrays = {"k": keys} if layout.v_prefix_dim else {"k": keys, "v": values}
         groups[one.name] = GroupState(first, arrays)
     for each in executor.info.states if command.pages else ():
@@ -63,6 +66,14 @@ def take_row(executor: ExecutorView, writer: RowWriter, command: Take) -> RowSta
         sampling=columns | processor_state,
         constants=executor.info.constants,
     )
+
+
+def key_centers(executor: ExecutorView, group: CacheGroup) -> np.ndarray | None:
+    """The centres of the keys that a cache group stores, f32 [layers, kv_heads, head_dim]; None for
+    a group that stores keys as they are.
+    """
+    centers: Any = executor.model_weights.get(center_path(group.name))
+    return None if centers is None else np.asarray(centers)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -119,11 +130,12 @@ def put_row(executor: ExecutorView, writer: RowWriter, command: Put) -> None:
         write = jax.jit(layout.write, donate_argnums=0)
         widths = rotated_widths(executor.info.attention[one.name])
         keys, values = (
-            rotate_on_host(
-                np.repeat(held.arrays[name], executor.info.kv_head_repeat, axis=2), widths
-            )
+            np.repeat(held.arrays[name], executor.info.kv_head_repeat, axis=2)
             for name in ("kk" if layout.v_prefix_dim else "kv")
         )
+        if (centers := key_centers(executor, one)) is not None:
+            keys = keys - centers[:, None]
+        keys, values = (rotate_on_host(heads, widths) for heads in (keys, values))
         cache[one.name] = tuple(
             write(layer, slots, keys[i], values[i]) for i, layer in enumerate(state.cache[one.name])
         )

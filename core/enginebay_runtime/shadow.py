@@ -31,6 +31,7 @@ from enginebay.contracts.model import Model
 from enginebay.contracts.step_key import StepKey
 from enginebay.errors import error_line
 from enginebay.memory_maps import require_maps
+from enginebay.ops.key_centers import with_center
 from enginebay.shadow_report import LayerDifference, ShadowPhase, ShadowReport
 from enginebay_runtime.shadow_steps import (
     ShadowCacheForm,
@@ -150,6 +151,7 @@ class Shadow:
                 outs = []
                 for side, (form, make_ops) in enumerate(zip(forms, factories, strict=True)):
                     cache = executor.state.cache[group][layer]
+                    cache = with_center(cache, executor.model_weights, group, layer)
                     copying = functools.partial(form.copy, layouts, group)
                     copy, _ = run(("copy", side, group), copying, (cache, tables[group]))
                     attending = functools.partial(attend_over_copy, make_ops, form, group, spec)

@@ -20,6 +20,7 @@ from enginebay.ops import prefill_columns as columns
 from enginebay.ops.attention import NO_INPUTS, NamedInputs
 from enginebay.ops.batches import derive_batch
 from enginebay.ops.bound import Ops
+from enginebay.ops.key_centers import without_center
 from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay_runtime.compacting import compact_rows
@@ -65,10 +66,10 @@ class ShadowCacheForm:
         self, layouts: Layouts, group: str, cache: CacheArrays, table: jax.Array
     ) -> dict[str, jax.Array]:
         """Copy one layer's pages of the rows, in the order of the table int32 [S, P]."""
-        layout = layouts[group]
+        layout, (arrays, center) = layouts[group], without_center(cache)
         if self.compact and isinstance(layout, KVLayout):
-            return compact_rows(layout, cache, table, self.bucket.max_kv_len)[1]
-        return {name: array[table.reshape(-1)] for name, array in cache.items()}
+            return {**compact_rows(layout, arrays, table, self.bucket.max_kv_len)[1], **center}
+        return {name: array[table.reshape(-1)] for name, array in arrays.items()} | center
 
     def batch(self, group: str, q_lens: jax.Array, kv_lens: jax.Array) -> AttnBatch:
         """The AttnBatch of a step over a copy of one cache group: its page table numbers the copy's
@@ -215,7 +216,7 @@ def attend_over_copy(
     )
     layout = form.layouts[group]
     assert isinstance(layout, KVLayout), "attention runs on groups of keys and values"
-    k, v = layout.read_tokens(after, jnp.maximum(batch.slots, 0))
+    k, v = layout.read_tokens(without_center(after)[0], jnp.maximum(batch.slots, 0))
     return after, (out, k, v, batch.seq_ids < form.bucket.seqs)
 
 

@@ -125,7 +125,7 @@ def test_a_large_channel_of_the_keys_costs_little(storage: str, most: float) -> 
     assert np.sqrt((error**2).mean()) <= most
 
 
-def _row_of(engine: Engine, prompt: list[int]) -> RowState:
+def row_of(engine: Engine, prompt: list[int]) -> RowState:
     driver = RequestDriver(
         engine, request_of(prompt, SamplingParams(max_tokens=12, temperature=0.0))
     )
@@ -142,7 +142,7 @@ def test_a_row_of_a_quantised_cache_has_the_models_keys_and_values() -> None:
     for dtype in ("auto", "int8"):
         given = SIZES | {"kv_cache_dtype": dtype}
         with LLM(given.pop("model"), **given) as llm:
-            take = functools.partial(_row_of, llm.engine, prompt)
+            take = functools.partial(row_of, llm.engine, prompt)
             found.append(llm.run_on_engine(take).groups["full"].arrays)
     for name, wanted in found[0].items():
         off = np.abs(found[1][name] - wanted).max(axis=-1) / np.abs(wanted).max(axis=-1)

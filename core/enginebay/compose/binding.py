@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from enginebay.compose.kernels import ChosenKernels, writes_cache
@@ -21,6 +22,7 @@ from enginebay.ops.attention import INPUT_AXES, NO_INPUTS, AttentionOp, NamedInp
 from enginebay.ops.bound import Ops
 from enginebay.ops.caps import LAYER
 from enginebay.ops.head_rotation import rotate, rotated_widths
+from enginebay.ops.key_centers import CENTER_AXES, KEY_CENTER, without_center
 from enginebay.ops.rotary import RopeSpec
 from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay.plugins.registry import import_target
@@ -85,11 +87,14 @@ class OpsBinder:
             taken = {**dict.fromkeys(own.inputs), **impl.caps.inputs}
             config, _ = chosen.tuned.config(ATTENTION, impl, chosen.env, own, bucket, layout)
             widths = rotated_widths(own)
+            cache, centers = without_center(cache)
             writes = k is not None and not impl_writes  # here, before the implementation
             if rope is not None and (widths or not writes):
                 q = rope_op(q, batch.positions, spec=rope)
                 k = None if k is None else rope_op(k, batch.positions, spec=rope)
                 rope = None
+            if centers and k is not None:
+                k = (k.astype(jnp.float32) - centers[KEY_CENTER]).astype(k.dtype)
             if widths:
                 q = rotate(q, widths)
                 k, v = (None if x is None else rotate(x, widths) for x in (k, v))
@@ -106,7 +111,7 @@ class OpsBinder:
             out, cache, lse = impl(
                 *(q, k, v, cache, batch), spec=own, layout=layout, config=config, **given
             )
-            return rotate(out, widths) if widths else out, cache, lse
+            return rotate(out, widths) if widths else out, {**cache, **centers}, lse
 
         if self.placement.mesh is not None:
             plain = bound_ops(chosen, self.placement)
@@ -141,6 +146,8 @@ class OpsBinder:
             keys = PartitionSpec() if spec.v_is_k_prefix else heads
             cache_axes = by_spec[spec].logical_axes()
             arrays = {name: self.placement.spec(own) for name, own in cache_axes.items()}
+            if KEY_CENTER in cache:
+                arrays[KEY_CENTER] = self.placement.spec(CENTER_AXES)
 
             numbers = {n: x for n, x in inputs.items() if isinstance(x, int)}
             parts = {n: x for n, x in inputs.items() if n in axes and n not in numbers}

@@ -14,6 +14,7 @@ from enginebay.compose.engine_steps import engine_steps, refuse_problems
 from enginebay.compose.import_paths import BY_PATH, import_path
 from enginebay.compose.kernel_configs import require_tuned
 from enginebay.compose.kernels import choose_kernels
+from enginebay.compose.key_centers import with_key_centers
 from enginebay.compose.model_cache import dtypes_by_group, model_cache
 from enginebay.compose.ops import ATTENTION
 from enginebay.compose.override import by_op, overridden_plan
@@ -101,7 +102,7 @@ def make_plan(
     cached = model_cache(checkpoint.config) if config.kv_cache_dtype == AUTO else None
     info = with_cache_dtypes(model.info, dtypes_by_group(model.info, config, cached))
     info = with_padding(info, checkpoint.num_token_ids, checkpoint.token_info)
-    model = with_info(model, info)
+    model = with_key_centers(with_info(model, info))
     here = platform.env().platform
     facts = ResolveInputs(
         platforms=platforms,

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 
 from enginebay.compose.kernels import ChosenKernels
+from enginebay.compose.key_centers import with_measured_centers
 from enginebay.compose.processors import ChosenProcessors
 from enginebay.compose.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from enginebay.config import EngineConfig, Reason
@@ -77,13 +78,14 @@ class Plan:
         """Load the model's weights, stored and placed as the plan says. `checkpoint`: another
         checkpoint of the same model, or None for the plan's own.
         """
-        return (checkpoint or self.checkpoint).load_weights(
+        weights = (checkpoint or self.checkpoint).load_weights(
             self.model,
             form=self.weight_format,
             place=self.placement.weight,
             verify=self.config.verify_weights,
             progress=progress,
         )
+        return with_measured_centers(self.model, self.kernels, self.placement, weights)
 
     def program_digest(self) -> str:
         """Return a digest of all that steps are traced from, except for sizes, versions and code;

@@ -5,6 +5,7 @@ leave.
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import json
 import os
@@ -227,6 +228,11 @@ def test_adapters_share_a_batch_over_each_kind_of_cache(
             engine={"name": "esurge", "options": {"page_size": 16}},
             kv_cache_dtype=kinds[mode],
         ) as llm:
+            weights = llm.engine.executor.weights()
+            if i == 0:
+                centers = {p: np.asarray(w) for p, w in weights.items() if "key_centers" in p}
+            with_base_centers = functools.partial(llm.engine.set_weights, centers)
+            llm.run_on_engine(with_base_centers)  # as rows of adapters have them
             params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
             expected.append(list(llm.generate([prompt], params)[0].outputs[0].token_ids))
     start(service, settings, lora_max_num=2, lora_max_rank=8, kv_cache_mode=mode)

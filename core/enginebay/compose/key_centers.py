@@ -1,0 +1,195 @@
+"""Gives a model with a quantised cache the centres of its keys, and measures them when its weights
+are loaded (`enginebay.ops.key_centers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from enginebay.compose.binding import OpsBinder
+from enginebay.compose.kernels import ChosenKernels
+from enginebay.compose.ops import ATTENTION
+from enginebay.compose.partition import split_model
+from enginebay.contracts.cache import CacheArrays
+from enginebay.contracts.cache_shape import CacheShape
+from enginebay.contracts.executor import Layouts
+from enginebay.contracts.model import (
+    MADE_OF_NO_TENSOR,
+    Embeddings,
+    Model,
+    ModelCache,
+    ModelInfo,
+    TensorSource,
+    Weights,
+)
+from enginebay.contracts.placement import Placement
+from enginebay.ops.attention import NO_INPUTS, NamedInputs
+from enginebay.ops.batches import derive_batch
+from enginebay.ops.bound import Ops
+from enginebay.ops.key_centers import (
+    CENTER_AXES,
+    center_path,
+    has_center,
+    with_center,
+    without_center,
+)
+from enginebay.ops.rotary import RopeSpec
+from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
+from enginebay.weights import Weight, WeightSpec
+
+NUM_TOKENS = 64
+"""Centres are means over so many tokens, drawn at random."""
+
+MAX_DISTANCE = 32
+"""At most so many positions lie between the tokens. A mean over 64 tokens of neighbouring positions
+does not hold for positions further on: the pairs of channels that turn slowly have hardly turned.
+"""
+
+_MEAN = "key_mean"
+
+
+def with_key_centers(model: Model) -> Model:
+    """Return the model with weights for the centres of the groups that have some."""
+    groups = tuple(g.name for g in model.info.groups if has_center(model.info.attention[g.name]))
+    return CenteredModel(model, groups) if groups else model
+
+
+class CenteredModel(Model):
+    """A model that passes the centre of each layer's keys to attention, with the layer's cache. Its
+    weights are those of the inner model and the centres.
+    """
+
+    def __init__(self, inner: Model, groups: tuple[str, ...]) -> None:
+        self.info, self.inner, self._groups = inner.info, inner, groups
+
+    def weight_specs(self) -> dict[str, WeightSpec]:
+        specs = self.inner.weight_specs()
+        for group in self.info.groups:
+            if group.name in self._groups:
+                shape = (group.num_layers, group.num_kv_heads, group.head_dim)
+                spec = WeightSpec(shape, (None, *CENTER_AXES), dtype="float32")
+                specs[center_path(group.name)] = spec
+        return specs
+
+    def tensor_sources(self) -> dict[str, TensorSource]:
+        paths = map(center_path, self._groups)
+        return {**self.inner.tensor_sources(), **dict.fromkeys(paths, MADE_OF_NO_TENSOR)}
+
+    def hidden(
+        self,
+        weights: Weights,
+        ops: Ops,
+        token_ids: jax.Array,
+        cache: ModelCache,
+        batches: Mapping[str, AttnBatch],
+        embeds: Embeddings | None = None,
+    ) -> tuple[jax.Array, dict[str, tuple[CacheArrays, ...]]]:
+        given = dict(cache)
+        for group in self._groups:
+            given[group] = tuple(
+                with_center(layer, weights, group, i) for i, layer in enumerate(cache[group])
+            )
+        hidden, after = self.inner.hidden(weights, ops, token_ids, given, batches, embeds)
+        for group in self._groups:
+            after[group] = tuple(without_center(layer)[0] for layer in after[group])
+        return hidden, after
+
+    def logits(self, weights: Weights, ops: Ops, hidden: jax.Array) -> jax.Array:
+        return self.inner.logits(weights, ops, hidden)
+
+
+def with_measured_centers(
+    model: Model, kernels: ChosenKernels, placement: Placement, weights: dict[str, Weight]
+) -> dict[str, Weight]:
+    """Return the weights of a model with the centres of its keys: means of the keys of random
+    tokens. A mean that is not finite is 0.
+    """
+    specs = model.weight_specs()
+    paths = {g.name: p for g in model.info.groups if (p := center_path(g.name)) in specs}
+    if not paths:
+        return weights
+    measured = dict(weights)
+    for group, layers in _run(model, kernels, placement, weights).items():
+        if group in paths:
+            means = np.stack([np.asarray(layer[_MEAN]) for layer in layers])
+            path = paths[group]
+            means = np.where(np.isfinite(means), means, 0)
+            measured[path] = jax.device_put(means, placement.weight(path, specs[path]))
+    return measured
+
+
+def _run(
+    model: Model, kernels: ChosenKernels, placement: Placement, weights: Weights
+) -> Mapping[str, tuple[CacheArrays, ...]]:
+    """Compute the random tokens as one row; return the cache, with the mean keys of each layer."""
+    info = model.info
+    page_size = kernels.smallest_page or NUM_TOKENS
+    num_pages = -(-NUM_TOKENS // page_size)
+    bucket = Bucket(NUM_TOKENS, 1, num_pages, NUM_TOKENS, NUM_TOKENS, "prefill")
+    layouts: Layouts = {
+        group: spec.make_layout(kernels.layout_type, num_pages, page_size)
+        for group, spec in info.attention.items()
+    } | {s.name: s.make_layout(CacheShape(1, 1, NUM_TOKENS)) for s in info.states}
+    whole, (ids, cache, batches) = split_model(model, placement), _inputs(info, layouts, bucket)
+    ops = OpsBinder(kernels, info, placement)(bucket, layouts)
+    around = kernels.ops[ATTENTION].calls
+    assert around is not None, "attention names the ops around it"
+    distance = max(1, min(MAX_DISTANCE, info.max_model_len // NUM_TOKENS))
+    measuring = _measuring(ops, around.rotate, distance)
+    ops = ops.replaced(ATTENTION, measuring, shares_layers=ops.shares_layers)
+    return whole.hidden(weights, ops.in_step(batches), ids, cache, batches)[1]
+
+
+def _inputs(info: ModelInfo, layouts: Layouts, bucket: Bucket) -> Any:
+    """Return the ids of the random tokens, an empty cache, and the batches of one row."""
+    ids = np.random.default_rng(0).integers(0, info.num_token_ids, NUM_TOKENS, np.int32)
+
+    @jax.jit  # one program in place of one for each operation
+    def made() -> Any:
+        table = jnp.arange(bucket.pages_per_seq, dtype=jnp.int32)[None]
+        count = jnp.asarray([NUM_TOKENS], jnp.int32)
+        batches = {
+            name: derive_batch(count, count, table, layout.page_size, bucket)
+            for name, layout in layouts.items()
+        }
+        cache = {
+            group.name: tuple(layouts[group.name].init() for _ in range(group.num_layers))
+            for group in info.cache_groups
+        }
+        return jnp.asarray(ids), cache, batches
+
+    return made()
+
+
+def _measuring(ops: Ops, rotate: str, distance: int) -> Any:
+    """Return attention that also returns the mean of a layer's keys, in its cache. Tokens turn as
+    if there were `distance` positions from one to the next.
+    """
+    attention, rope_op = ops.named(ATTENTION), ops.named(rotate)
+
+    def measuring(
+        q: jax.Array,
+        k: jax.Array | None,
+        v: jax.Array | None,
+        cache: CacheArrays,
+        batch: AttnBatch,
+        *,
+        spec: AttnSpec,
+        rope: RopeSpec | None = None,
+        inputs: NamedInputs = NO_INPUTS,
+    ) -> tuple[jax.Array, CacheArrays, jax.Array | None]:
+        if rope is not None:
+            positions = batch.positions * distance
+            q = rope_op(q, positions, spec=rope)
+            k = None if k is None else rope_op(k, positions, spec=rope)
+        out, cache, lse = attention(q, k, v, cache, batch, spec=spec, inputs=inputs)
+        if k is not None:
+            cache = {**cache, _MEAN: k.astype(jnp.float32).mean(axis=0)}
+        return out, cache, lse
+
+    return measuring
