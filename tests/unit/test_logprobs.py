@@ -105,7 +105,15 @@ def test_a_vocabulary_smaller_than_the_most_is_told_whole() -> None:
     assert told.token_ids.tolist() == [[2, 1, 2, 0]]
 
 
-@pytest.mark.parametrize("num_best", [0, 1, 5, MAX_LOGPROBS])
+@pytest.mark.parametrize(
+    "num_best",
+    [
+        0,
+        pytest.param(1, marks=pytest.mark.long),
+        5,
+        pytest.param(MAX_LOGPROBS, marks=pytest.mark.long),
+    ],
+)
 def test_a_request_is_told_what_it_asked_for(
     llm: LLM, reference: ReferenceModel, num_best: int
 ) -> None:

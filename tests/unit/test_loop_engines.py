@@ -100,7 +100,9 @@ def test_an_engine_that_cannot_begin_anew_tells_everybody(
     loop.engine.make_arrays()
 
 
-@pytest.mark.parametrize(("after", "temperature"), [(1, 0.9), (6, 0.0)])
+@pytest.mark.parametrize(
+    ("after", "temperature"), [(1, 0.9), pytest.param(6, 0.0, marks=pytest.mark.long)]
+)
 def test_a_preempted_request_finishes_with_the_same_tokens(
     start: Loops, parts: Composed, after: int, temperature: float
 ) -> None:

@@ -47,6 +47,7 @@ def assert_close(one: CompletionOutput, other: CompletionOutput) -> None:
         assert list(told.values()) == pytest.approx(list(expected.values()), abs=1e-4)
 
 
+@pytest.mark.long
 def test_outputs_and_parts_of_a_stream_tell_the_same(real_engine: eSurge) -> None:  # holds S01
     whole = real_engine.generate([PROMPT, "A"], with_(HOT, seed=4, n=2, logprobs=2))
     for output in whole:

@@ -133,6 +133,7 @@ def shrink(engine: eSurge) -> dict[str, Any]:
     return {path: change(path, weight) for path, weight in weights.items() if "mlp" in path}
 
 
+@pytest.mark.long
 def test_new_weights_give_what_a_fresh_engine_gives_and_compile_nothing(
     real_engine: eSurge,
 ) -> None:  # holds S17

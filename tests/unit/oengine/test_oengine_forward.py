@@ -82,6 +82,7 @@ def test_pages_hold_the_keys_and_values_of_a_dense_prefill(
     assert checked >= 8
 
 
+@pytest.mark.long
 def test_tokens_are_those_of_llm(engine: oEngine, prompts: Any, oracle: Any) -> None:  # holds O07
     requests = [
         InitialSequenceRequest(str(i), prompt, max_tokens=24) for i, prompt in enumerate(prompts)

@@ -52,6 +52,7 @@ def test_results_come_in_the_order_of_the_prompts(on_host: vInference, limit: in
     check_order(on_host, limit)
 
 
+@pytest.mark.long
 def test_compiled_functions_give_results_in_the_order_of_the_prompts(inference: vInference) -> None:
     check_order(inference, 3)
 
