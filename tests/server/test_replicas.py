@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import importlib.util
 import json
+import signal
 import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -260,3 +262,50 @@ def test_stored_responses_of_two_stores_on_one_file_are_shared(tmp_path: Path) -
         assert one.get("a") is None
         one.close()
         other.close()
+
+
+class HangingActors:
+    """Actors of one replica that is lost at once, and whose next process never listens."""
+
+    def __init__(self) -> None:
+        self.is_asked_again, self.is_closed = threading.Event(), threading.Event()
+        self.addresses = [("127.0.0.1", 1)]
+
+    def address(self, number: int) -> tuple[str, int]:
+        if self.addresses:
+            return self.addresses.pop()
+        self.is_asked_again.set()
+        self.is_closed.wait(60)
+        raise ConnectionError
+
+    def close(self) -> None:
+        self.is_closed.set()
+
+
+def test_replicas_are_ended_before_the_threads_that_wait_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The end of an event loop waits for its threads, for up to five minutes."""
+    from enginebay_server.replicas import serve
+    from enginebay_server.replicas.proxy import ProxyState
+    from enginebay_server.replicas.table import ReplicaTable
+    from enginebay_server.settings import ServerSettings
+
+    async def until_hanging(*_: object) -> int:
+        while not actors.is_asked_again.is_set():
+            await asyncio.sleep(0.01)
+        return signal.SIGTERM
+
+    class NoRouter:
+        async def run(self) -> None:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(serve, "run_until_drained", until_hanging)
+    actors, table, unused = HangingActors(), ReplicaTable(1, "secret"), cast("Any", None)
+    state = ProxyState(ServerSettings(), table, cast("Any", NoRouter()), ["demo"])
+    with asyncio.Runner() as runner:
+        run = serve.run_proxy(unused, unused, state, cast("Any", actors), "here")
+        assert runner.run(run) == signal.SIGTERM
+        was_closed = actors.is_closed.is_set()
+        actors.close()
+    assert was_closed

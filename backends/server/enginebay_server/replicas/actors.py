@@ -112,6 +112,7 @@ class Actors:
         is the number for each replica, by default an equal share of the cluster's.
         """
         self._folder = None if ray_address else tempfile.mkdtemp(prefix="enginebay-")
+        self._is_closed = False
         try:
             start_ray(ray_address, self._folder)
             import ray
@@ -157,9 +158,12 @@ class Actors:
         ray.kill(self._actors[number], no_restart=False)
 
     def close(self) -> None:
-        """End all replicas and the processes of Ray."""
+        """End all replicas and the processes of Ray. Another call does nothing."""
         import ray
 
+        if self._is_closed:
+            return
+        self._is_closed = True
         with contextlib.suppress(ray.exceptions.RayError):
             ray.wait(
                 [one.stop.remote() for one in self._actors],

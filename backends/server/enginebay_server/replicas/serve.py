@@ -105,17 +105,20 @@ async def run_proxy(
     """Wait until all replicas listen, then answer requests. Returns the signal that ended the
     server. ReplicaError if a replica cannot start.
     """
-    for replica in state.table:
-        replica.listens(await asyncio.to_thread(actors.address, replica.number))
-    tasks = [asyncio.create_task(keep_running(one, actors, state.adapters)) for one in state.table]
-    tasks.append(asyncio.create_task(state.router.run()))
-    tasks.append(asyncio.create_task(say_ready(state.table)))
+    tasks: list[asyncio.Task[None]] = []
     try:
+        for replica in state.table:
+            replica.listens(await asyncio.to_thread(actors.address, replica.number))
+        for one in state.table:
+            tasks.append(asyncio.create_task(keep_running(one, actors, state.adapters)))
+        tasks.append(asyncio.create_task(state.router.run()))
+        tasks.append(asyncio.create_task(say_ready(state.table)))
         return await run_until_drained(server, at, state, where)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        actors.close()  # the loop waits for threads, and one may wait for a replica that hangs
 
 
 async def say_ready(table: ReplicaTable) -> None:
