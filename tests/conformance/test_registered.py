@@ -83,9 +83,9 @@ LONG_OF_FAMILIES = (
     *("padding_changes_nothing", "_devices_equal_one", "rows_are_independent"),
     *("chunked_prefill_equals_whole", "decode_equals_prefill_of_everything"),
 )
-FAMILIES_IN_SHORT = ("llama", "deepseek_v2")
-"""The checks of a model family that compile most, and the families whose checks are not long: one
-with keys and values, and one with a latent cache. Stored logits hold the others in `make test`.
+FAMILIES_IN_SHORT = ("llama",)
+"""The checks of a model family that compile most, and the families whose checks are not long.
+Stored logits hold the others in `make test`.
 """
 
 QUANTISED_IN_SHORT = "layout[float32-"

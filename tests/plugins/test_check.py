@@ -230,6 +230,7 @@ def interpreted(site: Path) -> tuple[int, list[dict[str, Any]]]:
     return checked(site, *parts, "--interpret", "--case", "decode_paged_float32")
 
 
+@pytest.mark.long
 def test_wrong_kernel_is_found_by_interpretation_alone(
     interpreted: tuple[int, list[dict[str, Any]]],
 ) -> None:

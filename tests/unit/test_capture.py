@@ -271,6 +271,7 @@ def answers(*words: str, capsys: Any) -> tuple[int, Any]:
     return code, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.long
 def test_check_runs_the_calls_of_a_trace(file: Path, capsys: Any) -> None:
     parts = ("kernel:attention:xla", "kernel:linear:xla", "kernel:rms_norm:xla")
     code, records = answers("check", *parts, "--trace", str(file), capsys=capsys)

@@ -58,6 +58,7 @@ def test_generate_prints_prompt_and_completion(run: Run, config: str, fake_llm: 
     assert out == f"Once upon a time{completion}\n"
 
 
+@pytest.mark.long
 def test_generate_as_json_has_the_documented_fields(run_json: Any, config: str, llm: LLM) -> None:
     flags = ("--max-tokens", "8", "--json", "--config", config)
     record = run_json("generate", "The fox", *flags)

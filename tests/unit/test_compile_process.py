@@ -161,6 +161,7 @@ def test_a_process_ends_with_the_program(monkeypatch: pytest.MonkeyPatch) -> Non
     assert process.pid is None
 
 
+@pytest.mark.long
 def test_a_compilation_ends_at_its_time_limit(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

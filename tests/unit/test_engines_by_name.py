@@ -39,6 +39,7 @@ def test_every_engine_gives_the_same_text(run: Run, config: str) -> None:
     assert results == dict.fromkeys(ENGINES, results["vinference"])
 
 
+@pytest.mark.long
 def test_a_file_may_name_esurge_and_give_its_options(run: Run, config: str, tmp_path: Path) -> None:
     sizes = Path(config).read_text(encoding="utf-8")
     command = ("generate", PROMPT, "--max-tokens", "24", "--config")

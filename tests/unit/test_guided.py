@@ -331,6 +331,7 @@ def test_flags_of_the_program_are_the_fields(tmp_path: Path) -> None:
             fields(flag, str(tmp_path / "none"))
 
 
+@pytest.mark.long
 def test_a_library_that_is_not_there_is_told(llm: LLM) -> None:
     with pytest.raises(
         InputError, match=r"unknown grammar 'llguidence'.*Did you mean 'llguidance'"

@@ -212,6 +212,7 @@ def test_hub_that_cannot_be_reached_is_an_error_with_advice(offline: bool, tmp_p
     assert "HF_ENDPOINT" in str(refusal.value)
 
 
+@pytest.mark.long
 def test_a_process_of_its_own_says_it_in_one_line(tmp_path: Path) -> None:
     variables = {
         "HF_HOME": str(tmp_path),

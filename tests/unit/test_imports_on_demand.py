@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 HEAVY = ("jax", "jaxlib", "flax", "transformers", "tokenizers", "fastapi", "torch")
 
 PROGRAM = f"""
@@ -26,6 +28,7 @@ run("plugins")
 """
 
 
+@pytest.mark.long
 def test_help_and_lists_import_no_jax() -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, check=False

@@ -54,11 +54,13 @@ def test_a_quantised_cache_may_lose_a_share_of_the_rotated_head(storage: str) ->
         check_rope_kv_write_case(rope_kv_write, PlainCase(row, seed=seed, layouts=layouts))
 
 
+@pytest.mark.long
 def test_a_token_at_the_border_of_top_p_depends_on_the_order_of_the_sum() -> None:
     row = {"vocab": 700, "rows": 33, "top_k": "most", "top_p": "most", "min_p": "none"}
     check_sample(small, _case_of({**row, "logits": "equals"}, 4), 4)
 
 
+@pytest.mark.long
 def test_tokens_of_equal_mass_at_the_border_of_top_p_may_change_places() -> None:
     row = {"vocab": 700, "rows": 16, "top_k": "most", "top_p": "some", "min_p": "none"}
     check_sample(full_sort, _case_of({**row, "logits": "flat"}, 2), 2)

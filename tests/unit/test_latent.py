@@ -120,6 +120,7 @@ class OtherColumns(XlaAttention):
         return jnp.roll(out, 1, axis=-1), cache, lse
 
 
+@pytest.mark.long
 def test_a_kernel_by_hand_is_checked_with_values_that_are_a_prefix() -> None:
     setting = CheckSetting(Env("cpu"), [LATENT], HndLayout, "float32", ("mixed",), page_size=16)
     assert quick_check(ATTENTION, xla_attention, setting, "mine", "x") == 1

@@ -197,6 +197,7 @@ def test_processors_and_parameters_together_have_exact_frequencies(
     check_mixed_draws(SAMPLE, processors_of(sorted(names)), mixes, num_draws)
 
 
+@pytest.mark.long
 def test_shares_that_are_a_little_off_are_noticed() -> None:  # holds SG4
     mix = cutting()["xtc at two of five positions"]
     options = options_of(xtc={"threshold": 0.05, "probability": 0.42})

@@ -364,6 +364,7 @@ def test_without_a_compiler_auto_takes_xla_and_a_choice_by_name_is_an_error(
     assert "kernels.attention.decode = 'native' cannot be used here" in err
 
 
+@pytest.mark.long
 def test_the_reason_names_the_compiler_that_cxx_names(user: Path, config: str) -> None:
     command = ["generate", "Once", "--kernel", "linear=native", "--config", config]
     lines, err = without_compiler(user, command, CXX="/nowhere/g++-12")

@@ -120,6 +120,7 @@ def test_an_id_above_the_tokenizers_is_refused(padded: LLM, fields: dict[str, An
         padded.generate([[3, 5, 9]], SamplingParams(**fields))
 
 
+@pytest.mark.long
 def test_a_prompt_with_an_id_above_the_tokenizers_is_refused(padded: LLM) -> None:
     with pytest.raises(RequestError, match=f"token id {KNOWN}.*the tokenizer's vocabulary"):
         padded.generate([[3, KNOWN]])

@@ -134,6 +134,7 @@ def test_idle_engines_leave_when_programs_take_most_memory_maps(
     assert 0 < tests_pool.share_of_maps() < 1 or not memory_maps.LIMIT.exists()
 
 
+@pytest.mark.long
 def test_what_a_module_names_is_as_it_was_after_leases(repo_root: Path) -> None:
     """Also in a process that has not imported the module before."""
     done = subprocess.run(

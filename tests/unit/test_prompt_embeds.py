@@ -94,6 +94,7 @@ def test_equal_embeddings_are_found_in_the_cache_and_other_ones_never(
     assert [num_cached(embeds, cache_salt=salt) for salt in ("a", "b")] == [full, 0]
 
 
+@pytest.mark.long
 def test_commands_carry_embeddings_as_bytes(llm: LLM, table: np.ndarray) -> None:
     steps: list[Step] = []
     run = llm.engine.executor.run

@@ -214,6 +214,7 @@ def test_a_plugins_own_capability_has_a_dot_and_is_kept(install: Install) -> Non
     assert declaration.capabilities == {"external.depth": 3}
 
 
+@pytest.mark.long
 def test_the_ops_of_the_built_in_kernels_are_registered_through_the_same_hooks() -> None:
     entries = load_registry().entries
     assert {e.op for e in entries if e.kind == "kernel"} == {

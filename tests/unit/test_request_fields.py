@@ -164,6 +164,7 @@ def test_a_prompt_whose_last_chunk_is_one_token_has_all_prompt_logprobs(
     check_prompt_logprobs(reference, prompt, output.prompt_logprobs, 1)
 
 
+@pytest.mark.long
 def test_each_of_a_batch_gets_its_own_prompt_logprobs(
     llm: LLM, reference: ReferenceModel
 ) -> None:  # holds G101

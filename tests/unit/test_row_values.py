@@ -87,6 +87,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.long
 def test_a_plugins_parameter_touches_its_declaration_and_the_file_that_computes_it(
     tmp_path: Path,
 ) -> None:

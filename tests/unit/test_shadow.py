@@ -214,6 +214,7 @@ def test_a_candidate_that_cannot_serve_is_refused_with_its_reason(llm: LLM) -> N
         choose(f"{HERE}:paged_only")
 
 
+@pytest.mark.long
 def test_the_program_prints_the_report_and_explain_shows_the_shadow(
     run: Callable[..., tuple[int, str, str]], config: str
 ) -> None:

@@ -186,6 +186,7 @@ def test_every_field_of_a_generation_refuses_wrong_values(running: Engine) -> No
 
 
 # holds D11
+@pytest.mark.long
 def test_a_release_while_a_request_generates_frees_its_pages(running: Engine) -> None:
     slow_down(running)
     free = running.get_as_engine_stat("one").free_span

@@ -21,6 +21,7 @@ pytest.importorskip("prometheus_client")
 pytestmark = pytest.mark.xdist_group("esurge")
 
 
+@pytest.mark.long
 def test_what_a_shadow_finds_is_exported(real_engine: eSurge) -> None:
     expected = token_ids(real_engine.generate(PROMPT, HOT_ON))
     plan, runner = real_engine.plan, real_engine.engine.executor

@@ -114,6 +114,7 @@ def test_wrong_values_are_refused(model: OpenedModel, wrong: dict[str, Any]) -> 
         oEngine(model, None, *parts_of(model), **wrong)
 
 
+@pytest.mark.long
 def test_storage_is_donated_to_every_step(
     model: OpenedModel, engine: oEngine, prompts: Any
 ) -> None:  # holds O01
