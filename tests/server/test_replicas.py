@@ -70,18 +70,18 @@ def test_joined_metrics_name_their_replica_once_per_family() -> None:
 
 
 def test_the_beginning_of_a_prompt_is_what_the_router_gets() -> None:
-    from enginebay_server.replicas.proxy import BALANCED, prompt_text
+    from enginebay_server.replicas.proxy import BALANCED, MAX_PLACED_CHARS, prompt_text, record_of
 
     fields = BALANCED[CHAT]
-    one = prompt_text(json.dumps({"seed": 1, "messages": HELLO, "model": "demo"}).encode(), fields)
-    other = prompt_text(json.dumps({"messages": HELLO, "model": "demo", "n": 2}).encode(), fields)
-    assert one == other
+    one = prompt_text({"seed": 1, "messages": HELLO, "model": "demo"}, fields)
+    assert prompt_text({"messages": HELLO, "model": "demo", "n": 2}, fields) == one
     assert one.startswith('"demo"')
     assert "Hello!" in one
-    salted = json.dumps({"model": "demo", "cache_salt": "s", "messages": HELLO}).encode()
-    assert prompt_text(salted, fields) != one
+    assert prompt_text({"model": "demo", "cache_salt": "s", "messages": HELLO}, fields) != one
+    long = [{"role": "user", "content": "a" * 2 * MAX_PLACED_CHARS}]
+    assert len(prompt_text({"messages": long}, fields)) == MAX_PLACED_CHARS
     for body in (b"no JSON", b"[1]", b"", b'{"messages": 7}'):
-        assert isinstance(prompt_text(body, fields), str)
+        assert isinstance(prompt_text(record_of(body, 1000), fields), str)
 
 
 @contextlib.asynccontextmanager
@@ -309,3 +309,33 @@ def test_replicas_are_ended_before_the_threads_that_wait_for_them(
         was_closed = actors.is_closed.is_set()
         actors.close()
     assert was_closed
+
+
+def test_the_front_counts_a_large_body_first_and_reads_it_on_its_lane(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A body of lists takes 0.35 s to read, and everybody would wait as long."""
+    from enginebay_server.replicas import proxy
+
+    threads, read = [], proxy.record_of
+
+    def noted(body: bytes, max_values: int) -> dict[str, Any]:
+        threads.append(threading.current_thread().name)
+        return read(body, max_values)
+
+    async def answers(send: Any) -> None:
+        await send({**START, "headers": [(b"content-type", b"application/json")]})
+        await send(part(b"{}", more=False))
+
+    async def run() -> None:
+        async with front_over(app) as (front, _):
+            assert (await asked(front, CHAT, {"user": "a" * (1 << 17)})).status == 200
+            client = await asked(front, CHAT, b'{"messages": [' + b"[]," * (1 << 20) + b"0]}")
+            assert client.status == 400
+            assert json.loads(client.body)["error"]["code"] == "request_too_large"
+
+    monkeypatch.setattr(proxy, "record_of", noted)
+    app, got = replica_that(answers)
+    asyncio.run(run())
+    assert len(got) == 1
+    assert threads == ["enginebay-large-0"] * 2

@@ -170,6 +170,24 @@ def test_tokens_of_a_text_or_conversation_are_counted(
     assert plain.ok(path, conversation=image)["count"] == as_given
     assert plain.ok(path, conversation=HELLO)["count"] == count
     asker.refused(path, 400, model="story")
+
+
+def test_long_conversations_are_refused_before_they_are_counted(
+    asker: Asker, inference: vInference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As /v1/count_tokens of `enginebay serve` refuses them."""
+
+    def never(*_: object) -> int:
+        raise AssertionError("the tokens were counted")
+
+    monkeypatch.setattr(type(inference), "count_tokens", never)
+    path, text, message = "/v1/count_tokens", "a " * 2_000_000, {"role": "user", "content": "a"}
+    in_parts = [{"role": "user", "content": [{"type": "text", "text": text}]}]
+    for long in (text, [{"role": "user", "content": text}], in_parts):
+        reason = asker.refused(path, 400, conversation=long)["message"]
+        assert "characters in conversation" in reason
+    for many in ([message] * 20_000, [{"role": "user", "content": [message] * 20_000}]):
+        assert "at most 16384 items" in asker.refused(path, 400, conversation=many)["message"]
     described = asker.get("/openapi.json").json()["paths"][path]["post"]["requestBody"]
     assert "ConversationBody" in str(described)
     for where, body in ((path, {"conversation": PROMPT}), (CHAT, {"messages": HELLO})):

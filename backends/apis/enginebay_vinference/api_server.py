@@ -8,20 +8,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import uvicorn
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from enginebay.errors import ConfigError, InputError, UnsupportedError
-from enginebay.serving.reading import in_thread
 from enginebay_server.app import create_app
 from enginebay_server.bodies import Body, check_unknown
 from enginebay_server.chat import ChatBody
-from enginebay_server.completions import CompletionBody
+from enginebay_server.completions import CompletionBody, check_text_lengths
+from enginebay_server.field_limits import Name, Objects
 from enginebay_server.metrics import Metrics, check_installed
 from enginebay_server.routes_generate import as_json
 from enginebay_server.routes_info import model_record, probe
@@ -42,8 +42,8 @@ LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 class ConversationBody(Body):
     """A text or a conversation whose tokens are counted."""
 
-    model: str | None = None
-    conversation: str | list[dict[str, Any]]
+    model: Name | None = None
+    conversation: str | Objects
 
 
 ChatCompletionRequest = ChatBody
@@ -171,15 +171,18 @@ class vInferenceApiServer:  # noqa: N801  # the name its users know
         router = APIRouter()
 
         @router.post("/v1/count_tokens")
-        async def count_conversation(body: ConversationBody) -> Response:
-            headers = check_unknown(body, state.settings)
-            model = state.models.find(body.model)
-            count = await in_thread(
-                self.inference_map[model.name].count_tokens,
-                body.conversation,
-                self.oai_like_processor,
-            )
-            return as_json({"model": model.name, "count": count}, headers)
+        async def count_conversation(body: ConversationBody, request: Request) -> Response:
+            def answer() -> Response:
+                headers = check_unknown(body, state.settings)
+                model = state.models.find(body.model)
+                whole = "".join(texts_of(body.conversation))
+                check_text_lengths([whole], model, "conversation")
+                count = self.inference_map[model.name].count_tokens(
+                    body.conversation, self.oai_like_processor
+                )
+                return as_json({"model": model.name, "count": count}, headers)
+
+            return await state.lanes.of(request.scope).run(answer)
 
         @router.get("/v1/models")
         async def inferences() -> Response:
@@ -193,6 +196,19 @@ class vInferenceApiServer:  # noqa: N801  # the name its users know
             return probe(False, {"models": {one.name: one.status for one in state.models}})
 
         return router
+
+
+def texts_of(conversation: str | Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the texts of a conversation, as contents and in their parts."""
+    if isinstance(conversation, str):
+        yield conversation
+        return
+    for message in conversation:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else [content]:
+            text = part.get("text") if isinstance(part, dict) else part
+            if isinstance(text, str):
+                yield text
 
 
 def checked_inferences(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ from enginebay_server.app import cors_of
 from enginebay_server.errors import ApiError, to_json
 from enginebay_server.generation import client_left, gone
 from enginebay_server.ingress import PROBES, App, IngressMiddleware, Receive, Send
+from enginebay_server.json_bodies import check_values
+from enginebay_server.lanes import LARGE_BYTES, Lanes
 from enginebay_server.replicas.adapters import LOAD, UNLOAD, SharedAdapters, names_adapter
 from enginebay_server.replicas.exchange import BrokenError, Headers
 from enginebay_server.replicas.figures import metrics_of, page_data
@@ -47,8 +50,14 @@ NOT_FORWARDED = OF_CONNECTIONS | frozenset(
 )
 NOT_RETURNED = OF_CONNECTIONS | {b"x-request-id"}
 EVENT_END = b"\n\n"
+MAX_PLACED_CHARS = 1 << 18
+"""The router gets so many characters of a prompt at most."""
 REPEAT_S = 1.0
 """A request whose replica ends within this time is sent once more, to another replica."""
+
+
+Content = tuple[bytes, Mapping[str, Any]]
+"""A body, and its fields where the front needs them."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -66,6 +75,7 @@ class ProxyState:
     num_open: int = 0
     body_bytes: int = 0
     forwards: set[ProxiedRequest] = dataclasses.field(default_factory=set)
+    lanes: Lanes = dataclasses.field(default_factory=Lanes)
 
     @property
     def is_ready(self) -> bool:
@@ -99,17 +109,27 @@ class ReplicaProxy:
             await answer(send, 200, orjson.dumps(data))
         else:
             body = (await receive()).get("body", b"")
-            if scope["method"] == "POST" and await self._change(scope, body, send):
+            record = await self._read(scope, body)
+            if scope["method"] == "POST" and await self._change(scope, record, send):
                 return
-            await self._forward(scope, body, receive, send)
+            await self._forward(scope, (body, record), receive, send)
 
-    async def _change(self, scope: Mapping[str, Any], body: bytes, send: Send) -> bool:
+    async def _read(self, scope: Mapping[str, Any], body: bytes) -> dict[str, Any]:
+        """Return the fields of a body that the front needs; a large one is read on its lane."""
+        path = scope["path"]
+        if scope["method"] != "POST" or path not in (*BALANCED, LOAD, UNLOAD):
+            return {}
+        read = functools.partial(record_of, body, self._state.settings.max_body_values)
+        return await self._state.lanes.large.run(read) if len(body) > LARGE_BYTES else read()
+
+    async def _change(
+        self, scope: Mapping[str, Any], record: Mapping[str, Any], send: Send
+    ) -> bool:
         """Load or unload an adapter in every replica. Returns False for another path."""
         adapters, path = self._state.adapters, scope["path"]
         texts = {LOAD: ("lora_name", "lora_path"), UNLOAD: ("lora_name",)}.get(path)
         if adapters is None or texts is None:
             return False
-        record = record_of(body)
         given = texts if record.get("model") is None else (*texts, "model")
         for name in given:  # a wrong body is not forwarded: a replica might read it differently
             if not isinstance(record.get(name), str):
@@ -129,28 +149,29 @@ class ReplicaProxy:
         return True
 
     async def _forward(
-        self, scope: MutableMapping[str, Any], body: bytes, receive: Receive, send: Send
+        self, scope: MutableMapping[str, Any], content: Content, receive: Receive, send: Send
     ) -> None:
         watcher = asyncio.create_task(gone(receive))
         try:
-            forward = await self._try(scope, body, send, watcher)
+            forward = await self._try(scope, content, send, watcher)
             if forward.may_repeat:
-                forward = await self._try(scope, body, send, watcher)
+                forward = await self._try(scope, content, send, watcher)
             if not forward.has_begun:
                 raise forward.error
         finally:
             watcher.cancel()
 
     async def _try(
-        self, scope: Mapping[str, Any], body: bytes, send: Send, watcher: asyncio.Task[None]
+        self, scope: Mapping[str, Any], content: Content, send: Send, watcher: asyncio.Task[None]
     ) -> ProxiedRequest:
         """Send the request to a replica, and pass its answer on. ApiError 503 without a replica."""
-        model, adapters = None, self._state.adapters
+        (body, record), adapters = content, self._state.adapters
+        model = None
         if adapters is not None and scope["path"] in BALANCED:
-            named = record_of(body).get("model")
+            named = record.get("model")
             model = named if isinstance(named, str) else None
             await adapters.settled(model)
-        forward = ProxiedRequest(await self._place(scope, body), scope["path"], model)
+        forward = ProxiedRequest(await self._place(scope, content), scope["path"], model)
         self._state.forwards.add(forward)
 
         def leave(done: asyncio.Task[None]) -> None:
@@ -166,12 +187,16 @@ class ReplicaProxy:
             forward.close()
         return forward
 
-    async def _place(self, scope: Mapping[str, Any], body: bytes) -> PlacedRequest:
+    async def _place(self, scope: Mapping[str, Any], content: Content) -> PlacedRequest:
         """Choose a replica, and connect to it. ApiError 503 without a replica."""
         router, fields = self._state.router, BALANCED.get(scope["path"])
         placement = None
         if fields is not None and scope["method"] == "POST":
-            placement = await router.place(prompt_text(body, fields))
+            body, record = content
+            read = functools.partial(prompt_text, record, fields)
+            is_large = len(body) > LARGE_BYTES
+            text = await self._state.lanes.large.run(read) if is_large else read()
+            placement = await router.place(text)
         for _ in range(len(self._state.table) + 1):
             placement = placement or router.place_anywhere()
             if placement is None:
@@ -324,16 +349,23 @@ def error_event(path: str, error: ApiError, number: int) -> bytes:
     return b"data: " + to_json(error.body) + EVENT_END
 
 
-def prompt_text(body: bytes, fields: Sequence[str]) -> str:
-    """Return what two bodies have in common at its beginning if their prompts do. A body that is
-    wrong has any text; the replica refuses it.
+def prompt_text(record: Mapping[str, Any], fields: Sequence[str]) -> str:
+    """Return a text of at most MAX_PLACED_CHARS characters, in which two bodies are equal at the
+    beginning if their prompts are. A body that is wrong has any text; the replica refuses it.
     """
-    record, names = record_of(body), ("model", "cache_salt", *fields)
-    return "".join(to_json(record[name]).decode() for name in names if name in record)
+    names, parts, room = ("model", "cache_salt", *fields), [], MAX_PLACED_CHARS
+    for name in names:
+        if name in record and room > 0:
+            parts.append(to_json(record[name]).decode()[:room])
+            room -= len(parts[-1])
+    return "".join(parts)
 
 
-def record_of(body: bytes) -> dict[str, Any]:
-    """Return the fields of a body; an empty record if the body is no JSON object."""
+def record_of(body: bytes, max_values: int) -> dict[str, Any]:
+    """Return the fields of a body; an empty record if the body is no JSON object. ApiError 400 for
+    one of more than `max_values` values.
+    """
+    check_values(body, max_values)
     with contextlib.suppress(orjson.JSONDecodeError):
         record = orjson.loads(body)
         if isinstance(record, dict):

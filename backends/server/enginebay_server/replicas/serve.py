@@ -118,6 +118,7 @@ async def run_proxy(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        state.lanes.close()
         actors.close()  # the loop waits for threads, and one may wait for a replica that hangs
 
 
