@@ -49,6 +49,7 @@ SIZES: dict[str, Any] = {
     "decode_steps": 1,
     "processors": (),
 }
+SIZES_OF_APIS: dict[str, Any] = {n: x for n, x in SIZES.items() if n != "decode_steps"}
 CHOSEN = {"sampler": "sevens", "layout": LAYOUT}
 ALL = CHOSEN | {"executor": f"{__name__}:Forwarding", "scheduler": "counting"}
 SEEN: Stranger = {"commands": [], "decisions": []}
@@ -167,7 +168,7 @@ def used_by_esurge(parts: dict[str, str]) -> set[str]:
 
 
 def used_by_oengine(parts: dict[str, str]) -> set[str]:
-    model = open_model({"model": BRIEF} | SIZES | parts)
+    model = open_model({"model": BRIEF} | SIZES_OF_APIS | parts)
     metadata = PagedAttentionCache.create_metadata(model, page_size=16, num_pages=9)
     storage, manager = PagedAttentionCache.init_cache(metadata), HBMPageManager(metadata)
     engine = oEngine(model, None, storage, manager, 2, 1, prefill_lengths=[16])
@@ -181,7 +182,7 @@ def used_by_oengine(parts: dict[str, str]) -> set[str]:
 
 
 def used_by_vinference(parts: dict[str, str]) -> set[str]:
-    inference = vInference({"model": BRIEF} | SIZES | parts, None, max_new_tokens=4)
+    inference = vInference({"model": BRIEF} | SIZES_OF_APIS | parts, None, max_new_tokens=4)
     assert inference.precompile(vInferencePreCompileConfig(1, len(PROMPTS[0])))
     for state in inference.generate(np.asarray(PROMPTS[:1]), sampling_params=PARAMS):
         found = dtypes(state.model_kwargs["past_key_values"])
@@ -190,11 +191,11 @@ def used_by_vinference(parts: dict[str, str]) -> set[str]:
 
 
 def open_for_oengine(parts: dict[str, str]) -> None:
-    open_model({"model": BRIEF} | SIZES | parts)
+    open_model({"model": BRIEF} | SIZES_OF_APIS | parts)
 
 
 def open_for_vinference(parts: dict[str, str]) -> None:
-    vInference({"model": BRIEF} | SIZES | parts, None)
+    vInference({"model": BRIEF} | SIZES_OF_APIS | parts, None)
 
 
 def configure_dashinfer(parts: dict[str, str]) -> None:

@@ -18,6 +18,8 @@ SIZES: dict[str, Any] = {
     "max_num_batched_tokens": 32,
     "decode_steps": 4,
 }
+SIZES_OF_APIS: dict[str, Any] = {n: x for n, x in SIZES.items() if n != "decode_steps"}
+"""The same for an API that runs its steps itself, and refuses what only an LLM reads."""
 DEADLOCK_S = 300
 """Long enough for any machine: a test that waits so long hangs."""
 

@@ -11,7 +11,7 @@ from enginebay.errors import NonFiniteError
 from enginebay_oengine import InitialSequenceRequest, open_model
 from enginebay_vinference import vInference, vInferenceConfig
 from tests.unit.oengine.small import make_engine, serve
-from tests.unit.serving import SIZES
+from tests.unit.serving import SIZES_OF_APIS
 from tests.unit.test_not_finite import BAD, BROKEN, GOOD, broken_copy
 
 _CONFIG = vInferenceConfig(max_new_tokens=4, streaming_chunks=2, pad_token_id=0, eos_token_id=1)
@@ -21,7 +21,7 @@ _CONFIG = vInferenceConfig(max_new_tokens=4, streaming_chunks=2, pad_token_id=0,
 def model(tmp_path_factory: Any) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("nan") / "m"
     broken_copy(folder, "model.embed_tokens.weight", BROKEN, float("nan"))
-    return {"model": str(folder), "processors": ()} | SIZES
+    return {"model": str(folder), "processors": ()} | SIZES_OF_APIS
 
 
 @pytest.mark.long

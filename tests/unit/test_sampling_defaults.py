@@ -25,7 +25,7 @@ from enginebay_models.source import CheckpointSource
 from enginebay_vinference import InferenceWarning, vInference
 from tests.brief import BRIEF
 from tests.unit.esurge.small import OPTIONS
-from tests.unit.serving import SIZES
+from tests.unit.serving import SIZES, SIZES_OF_APIS
 from tests.unit.vinference.small import CONFIG
 
 pytestmark = pytest.mark.xdist_group("llm")
@@ -223,7 +223,7 @@ def test_esurge_has_its_documented_length_and_the_checkpoints_sampling(
 def test_vinference_has_its_documented_length_and_the_checkpoints_sampling(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:  # holds V21
-    model = {"model": str(write(tmp_path / "m", SAMPLED | {"typical_p": 0.5}))} | SIZES
+    model = {"model": str(write(tmp_path / "m", SAMPLED | {"typical_p": 0.5}))} | SIZES_OF_APIS
     inference = vInference(model, None, CONFIG)
     assert "typical_p of generation_config.json is not applied" in caplog.text
     wanted = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.25}

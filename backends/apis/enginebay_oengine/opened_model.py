@@ -13,6 +13,7 @@ from enginebay.contracts.model import Weights
 from enginebay.serving import LLM
 from enginebay_paged.engine import is_paged
 from enginebay_shared.opening import (
+    OF_LLM,
     ModelLike,
     config_of,
     refuse_parts_of_llm,
@@ -53,13 +54,13 @@ def open_model(model: ModelLike) -> OpenedModel:
     """Open a folder, a hub id, "demo", a configuration (or a mapping of its fields), or an LLM.
 
     An LLM must have the engine "oengine"; its weights are shared. ConfigError for another engine,
-    and for a scheduler, a proposer or an executor by name: oEngine runs its steps itself, and its
-    scheduler is an InferenceScheduler.
+    and for a setting that oEngine would not use, such as a scheduler or an executor by name: it
+    runs its steps itself, and its scheduler is an InferenceScheduler.
     """
     if isinstance(model, LLM):
         if not is_paged(model.engine):
             raise wrong_llm(model, ENGINE)
-        refuse_parts_of_llm(model.config, API_NAME, ENGINE)
+        refuse_parts_of_llm(model.config, API_NAME, ENGINE, OF_LLM)
         return _opened(model.plan, model.engine.parts, model.engine.executor.weights())
     config = config_of(model, ENGINE)
     refuse_parts_of_llm(config, API_NAME, ENGINE)

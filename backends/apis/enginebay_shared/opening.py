@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,20 +53,36 @@ def wrong_llm(llm: LLM, engine: str) -> ConfigError:
 OWN_PARTS = {"scheduler": "fcfs", "proposer": "none", "executor": LOCAL_EXECUTOR}
 """Settings whose work an API with slots does itself, with their defaults."""
 
+OF_LLM = frozenset(
+    (
+        *("capture", "decode_steps", "draft_tokens", "dump_step", "embeddings", "forbid_compiling"),
+        *("full_vocab_logprobs", "generation_config", "grammars", "guided_limits"),
+        *("idle_release_s", "lora", "lora_targets", "max_cpu_loras", "max_lora_rank", "max_loras"),
+        *("mixed_steps", "overlap_execution", "prompt_embeds", "seed", "shadow"),
+        "stream_chunk_tokens",
+    )
+)
+"""Settings that the loop, the executor and the requests of an LLM read, and nothing else."""
 
-def refuse_parts_of_llm(config: EngineConfig, api: str, engine: str) -> None:
-    """Raise ConfigError for a part that the configuration names and the API `api`, which plans and
-    runs its steps itself, would not use.
+
+def refuse_parts_of_llm(
+    config: EngineConfig, api: str, engine: str, read: Collection[str] = ()
+) -> None:
+    """Raise ConfigError for a setting that the API `api`, which plans and runs its steps itself,
+    would not use. `read`: the settings of OF_LLM that it reads, or that an LLM beside it reads.
     """
+    todo = f"or use LLM(..., engine={engine!r})."
     for name, usual in OWN_PARTS.items():
         value = getattr(config, name)
         chosen = value if isinstance(value, str) else value.name
         if chosen not in (usual, "auto"):
-            raise ConfigError(
-                f"{name} = {chosen!r} for {api}, which would not use it",
-                f"{usual!r} or 'auto'",
-                f"Leave {name} out, or use LLM(..., engine={engine!r}).",
-            )
+            given = f"{name} = {chosen!r} for {api}, which would not use it"
+            raise ConfigError(given, f"{usual!r} or 'auto'", f"Leave {name} out, {todo}")
+    for name in sorted(OF_LLM.difference(read)):
+        default = EngineConfig.model_fields[name].get_default(call_default_factory=True)
+        if (value := getattr(config, name)) != default:
+            given = f"{name} = {shown(value)} for {api}, which would not use it"
+            raise ConfigError(given, f"{shown(default)}, the default", f"Leave {name} out, {todo}")
 
 
 def refuse_states(plan: Plan, api: str) -> None:

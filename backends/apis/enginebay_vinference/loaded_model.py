@@ -15,6 +15,7 @@ from enginebay.errors import ConfigError, InputError
 from enginebay.serving import LLM
 from enginebay_contiguous.engine import ContiguousEngine, is_contiguous
 from enginebay_shared.opening import (
+    OF_LLM,
     ModelLike,
     config_of,
     refuse_parts_of_llm,
@@ -83,17 +84,17 @@ def make_loaded_model(model: ModelLike) -> LoadedModel:
     """Load the model of a folder, a hub id, "demo" or a configuration, or use the engine of an LLM
     and its weights.
 
-    ConfigError for another engine than the contiguous one, and for a scheduler, a proposer or an
-    executor by name: vInference runs its steps itself.
+    ConfigError for another engine than the contiguous one, and for a setting that vInference, which
+    runs its steps itself, would not use, such as a scheduler or an executor by name.
     """
     if isinstance(model, LLM):
         if not is_contiguous(model.engine):
             raise wrong_llm(model, ENGINE)
-        refuse_parts_of_llm(model.config, "vInference", ENGINE)
+        refuse_parts_of_llm(model.config, "vInference", ENGINE, OF_LLM)
         refuse_states(model.plan, "vInference")
         return LoadedModel(model.plan, model.engine, model)
     config = config_of(model, ENGINE)
-    refuse_parts_of_llm(config, "vInference", ENGINE)
+    refuse_parts_of_llm(config, "vInference", ENGINE, {"generation_config"})
     plan = make_plan(config)
     refuse_states(plan, "vInference")
     engine = make_engine(plan)

@@ -25,7 +25,7 @@ from enginebay_oengine import (
 from tests.brief import LATE
 from tests.unit import serving
 
-MODEL: dict[str, Any] = {"model": LATE, "processors": ()} | serving.SIZES
+MODEL: dict[str, Any] = {"model": LATE, "processors": ()} | serving.SIZES_OF_APIS
 PAGE_SIZE = 16
 NUM_PAGES = 41
 NUM_SLOTS = 4

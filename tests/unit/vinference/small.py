@@ -14,9 +14,9 @@ from enginebay_vinference import (
     vInferencePreCompileConfig,
 )
 from tests.brief import LATE
-from tests.unit.serving import SIZES
+from tests.unit.serving import SIZES_OF_APIS
 
-MODEL: dict[str, Any] = {"model": LATE, "processors": ()} | SIZES
+MODEL: dict[str, Any] = {"model": LATE, "processors": ()} | SIZES_OF_APIS
 CONFIG = vInferenceConfig(max_new_tokens=20, streaming_chunks=8)
 SIXTEEN = vInferencePreCompileConfig(batch_size=1, prefill_length=16)
 BATCH = vInferencePreCompileConfig(batch_size=4, prefill_length=48)

@@ -122,9 +122,7 @@ class ReplicaProxy:
         read = functools.partial(record_of, body, self._state.settings.max_body_values)
         return await self._state.lanes.large.run(read) if len(body) > LARGE_BYTES else read()
 
-    async def _change(
-        self, scope: Mapping[str, Any], record: Mapping[str, Any], send: Send
-    ) -> bool:
+    async def _change(self, scope: Mapping[str, Any], record: dict[str, Any], send: Send) -> bool:
         """Load or unload an adapter in every replica. Returns False for another path."""
         adapters, path = self._state.adapters, scope["path"]
         texts = {LOAD: ("lora_name", "lora_path"), UNLOAD: ("lora_name",)}.get(path)
