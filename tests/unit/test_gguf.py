@@ -8,6 +8,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +85,11 @@ MORE_TYPES = ("BF16", "Q4_1", "Q5_0", "Q5_1")
 METHODS = {"Q4_0": "int4", "Q4_1": "uint4", "Q4_K": "uint4"}
 
 
+registry = cache(load_registry)
+
+
 def model_of(config: Mapping[str, Any]) -> Model:
-    return find_family(load_registry(), config["architectures"][0]).build(config, dtype="float32")
+    return find_family(registry(), config["architectures"][0]).build(config, dtype="float32")
 
 
 def random_tensors(config: Mapping[str, Any]) -> dict[str, np.ndarray]:
