@@ -12,7 +12,7 @@ import numpy as np
 
 from enginebay_models.gguf.header import GgufFile
 from enginebay_models.gguf.metadata import Metadata
-from enginebay_models.gguf.rope_rules import ORIGINAL_CONTEXT, head_dim
+from enginebay_models.gguf.rope_rules import ORIGINAL_CONTEXT, head_dim, rope_scaling
 from enginebay_models.hf_config import DEFAULT_WINDOW, FULL, SLIDING
 
 PARTS: Mapping[str, str] = {
@@ -37,6 +37,23 @@ _SANDWICH = {
 }
 """Parts of names where results of attention and MLP have norms."""
 _FUSED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
+_GLM4 = {
+    "post_attention_norm": "post_self_attn_layernorm",
+    "post_ffw_norm": "post_mlp_layernorm",
+    "ffn_up": "mlp.gate_up_proj",
+}
+_HUNYUAN = {
+    "attn_q_norm": "self_attn.query_layernorm",
+    "attn_k_norm": "self_attn.key_layernorm",
+}
+_SEED_OSS = {"post_attention_norm": "post_attention_layernorm"}
+_SHARED_EXPERT = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+_STARCODER2 = {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +64,8 @@ class GgufArchitecture:
     `own_parts`: parts of names that differ from PARTS, or are more. `is_interleaved`: files have
     the two features of a rotary pair beside each other, and models the first features of all pairs
     first. `norm_offset`: what files add to weights of norms. `is_partly_rotated`: files may rotate
-    a part of each head.
+    a part of each head. `layer_norm_eps`: the field of the eps of LayerNorms; without it, norms are
+    RMS norms.
     """
 
     hf_class: str
@@ -56,6 +74,7 @@ class GgufArchitecture:
     is_interleaved: bool = False
     norm_offset: int = 0
     is_partly_rotated: bool = False
+    layer_norm_eps: str | None = None
 
     @property
     def parts(self) -> Mapping[str, str]:
@@ -120,12 +139,11 @@ def _smollm3(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
 
 def _phi3(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
     """Return the window, and the share of a head that is rotated."""
-    size = head_dim(metadata, is_partial=True)
     window = metadata.whole(".attention.sliding_window", 0, least=0)
     return {
         "sliding_window": window or None,
-        "partial_rotary_factor": metadata.whole(".rope.dimension_count", size) / size,
         "original_max_position_embeddings": metadata.whole(ORIGINAL_CONTEXT, 4096),
+        **_rotated_share(metadata),
     }
 
 
@@ -183,16 +201,201 @@ def _gemma3(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
     return fields
 
 
+def _refuse(metadata: Metadata, *names: str) -> None:
+    """Raise CheckpointError for the first key with a value that is neither 0 nor false."""
+    for name in names:
+        if np.any(metadata.get(name)):
+            raise metadata.refused(name, "0, or absent")
+
+
+def _window_period(metadata: Metadata) -> int:
+    """Return which layers have no window: each one of so many. llama.cpp reads a number, and takes
+    4 in place of a list of layers, so another list is refused.
+    """
+    name = ".attention.sliding_window_pattern"
+    layers = metadata.whole(".block_count")
+    if not isinstance(metadata.get(name), np.ndarray):
+        return metadata.whole(name, _PERIOD)
+    kinds = metadata.numbers(name, layers)
+    assert kinds is not None, "it is an array"
+    if [bool(kind) for kind in kinds] != [(layer + 1) % _PERIOD != 0 for layer in range(layers)]:
+        raise metadata.refused(name, f"a window in all layers but each {_PERIOD}th")
+    return _PERIOD
+
+
+_PERIOD = 4
+
+
+def _rotated_share(metadata: Metadata) -> dict[str, float]:
+    """Return the share of a head that is rotated."""
+    size = head_dim(metadata, is_partial=True)
+    return {"partial_rotary_factor": metadata.whole(".rope.dimension_count", size) / size}
+
+
+def _arcee(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    return dict(_llama(metadata, file)) | {"hidden_act": "relu2"}
+
+
+def _seed_oss(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    out = "blk.0.attn_output.bias" in file.tensors
+    return dict(_llama(metadata, file)) | {"attention_out_bias": out}
+
+
+def _ernie4_5(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    return {"use_bias": False}
+
+
+def _exaone4(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    """Return the windows, which llama.cpp has in the model of 32 billion weights alone, known by
+    its layers.
+    """
+    _refuse(metadata, ".nextn_predict_layers")
+    window = ".attention.sliding_window"
+    if metadata.whole(".block_count") != _EXAONE4_32B_LAYERS:
+        if metadata.get(window):
+            allowed = f"absent, without {_EXAONE4_32B_LAYERS} layers: llama.cpp has no windows here"
+            raise metadata.refused(window, allowed)
+        return {"sliding_window": None}
+    period = _window_period(metadata)
+    return {
+        "sliding_window": metadata.whole(window, DEFAULT_WINDOW),
+        "sliding_window_pattern": period,
+    }
+
+
+_EXAONE4_32B_LAYERS = 64
+
+
+def _hunyuan(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    """Positions of images, and a base that llama.cpp computes, are of other models."""
+    _refuse(metadata, ".rope.dimension_sections", ".rope.scaling.alpha")
+    return {"attention_bias": "blk.0.attn_q.bias" in file.tensors}
+
+
+def _glm4(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    """Positions of images, and layers that predict later tokens, are of other models."""
+    _refuse(metadata, ".rope.dimension_sections", ".nextn_predict_layers")
+    bias = "blk.0.attn_q.bias" in file.tensors
+    return {"attention_bias": bias} | _rotated_share(metadata)
+
+
+def _olmoe(metadata: Metadata, file: GgufFile) -> dict[str, Any]:
+    """Return the fields of the experts. The weights of the chosen ones are not normalised, as in
+    llama.cpp.
+    """
+    _refuse(metadata, ".expert_weights_norm")
+    if metadata.number(".expert_weights_scale", 1.0) != 1.0:
+        raise metadata.refused(".expert_weights_scale", "1.0")
+    return {
+        "num_experts": metadata.whole(".expert_count"),
+        "num_experts_per_tok": metadata.whole(".expert_used_count"),
+        "norm_topk_prob": False,
+    }
+
+
+def _qwen2moe(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    """Return the fields of the experts and of the shared one. Without widths, the chosen experts
+    share that of an MLP, and the shared one has it.
+    """
+    width = metadata.whole(".feed_forward_length")
+    of_one = width // metadata.whole(".expert_used_count")
+    name = ".expert_shared_feed_forward_length"
+    return _olmoe(metadata, file) | {
+        "moe_intermediate_size": metadata.whole(".expert_feed_forward_length", of_one),
+        "shared_expert_intermediate_size": metadata.whole(name, width),
+    }
+
+
+def _starcoder2(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    """Files of StarCoder2 have no windows, in llama.cpp either."""
+    return {"hidden_act": "gelu_pytorch_tanh", "sliding_window": None}
+
+
+def _stablelm(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    """Attention and MLP are parallel where a file has no norm for the MLP: its key may be wrong."""
+    return {
+        "use_parallel_residual": "blk.0.ffn_norm.weight" not in file.tensors,
+        "use_qkv_bias": "blk.0.attn_q.bias" in file.tensors,
+        "qk_layernorm": "blk.0.attn_q_norm.weight" in file.tensors,
+    } | _rotated_share(metadata)
+
+
+def _command_r(metadata: Metadata, file: GgufFile) -> dict[str, Any]:
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "logit_scale": metadata.number(".logit_scale"),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+    }
+
+
+def _cohere2(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    return _command_r(metadata, file) | {
+        "sliding_window": metadata.whole(".attention.sliding_window"),
+        "sliding_window_pattern": _window_period(metadata),
+    }
+
+
+def _nemotron(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    return dict(_arcee(metadata, file)) | _rotated_share(metadata)
+
+
+def _mistral3(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    """Return the rotary rule with the factor on queries, which is 1 in files without a key for it.
+    A rule yarn has no factor on frequencies' sines, as `mscale` cancels `mscale_all_dim`.
+    """
+    _refuse(metadata, ".expert_count")
+    rule = dict(rope_scaling(metadata, file) or {"rope_type": "default"})
+    if rule["rope_type"] == "yarn":
+        name = ".rope.scaling.yarn_log_multiplier"
+        if metadata.number(name) != 1.0:
+            raise metadata.refused(name, "1.0")
+        rule |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+    context = metadata.whole(".context_length")
+    name = ".attention.temperature_scale"
+    beta = metadata.number(name) if metadata.get(name) else 0.0
+    return {
+        "rope_scaling": rule
+        | {
+            "llama_4_scaling_beta": beta,
+            "original_max_position_embeddings": metadata.whole(ORIGINAL_CONTEXT, context),
+        },
+    }
+
+
 ARCHITECTURES: Mapping[str, GgufArchitecture] = {
+    "arcee": GgufArchitecture("ArceeForCausalLM", _arcee, is_interleaved=True),
+    "cohere2": GgufArchitecture("Cohere2ForCausalLM", _cohere2, layer_norm_eps="layer_norm_eps"),
+    "command-r": GgufArchitecture("CohereForCausalLM", _command_r, layer_norm_eps="layer_norm_eps"),
+    "ernie4_5": GgufArchitecture("Ernie4_5ForCausalLM", _ernie4_5),
+    "exaone4": GgufArchitecture("Exaone4ForCausalLM", _exaone4, _SANDWICH),
     "gemma": GgufArchitecture("GemmaForCausalLM", _gemma, norm_offset=1),
     "gemma2": GgufArchitecture("Gemma2ForCausalLM", _gemma2, _SANDWICH, norm_offset=1),
     "gemma3": GgufArchitecture("Gemma3ForCausalLM", _gemma3, _SANDWICH, norm_offset=1),
+    "glm4": GgufArchitecture("Glm4ForCausalLM", _glm4, _GLM4, is_partly_rotated=True),
     "granite": GgufArchitecture("GraniteForCausalLM", _granite, is_interleaved=True),
+    "hunyuan-dense": GgufArchitecture("HunYuanDenseV1ForCausalLM", _hunyuan, _HUNYUAN),
     "llama": GgufArchitecture("LlamaForCausalLM", _llama, is_interleaved=True),
+    "mistral3": GgufArchitecture("Ministral3ForCausalLM", _mistral3, is_interleaved=True),
+    "nemotron": GgufArchitecture(
+        "NemotronForCausalLM",
+        _nemotron,
+        norm_offset=1,
+        is_partly_rotated=True,
+        layer_norm_eps="norm_eps",
+    ),
     "olmo2": GgufArchitecture("Olmo2ForCausalLM", _olmo2, _SANDWICH),
+    "olmoe": GgufArchitecture("OlmoeForCausalLM", _olmoe),
     "phi3": GgufArchitecture("Phi3ForCausalLM", _phi3, _FUSED, is_partly_rotated=True),
     "qwen2": GgufArchitecture("Qwen2ForCausalLM", _qwen2),
+    "qwen2moe": GgufArchitecture("Qwen2MoeForCausalLM", _qwen2moe, _SHARED_EXPERT),
     "qwen3": GgufArchitecture("Qwen3ForCausalLM", _qwen3),
     "qwen3moe": GgufArchitecture("Qwen3MoeForCausalLM", _qwen3moe),
+    "seed_oss": GgufArchitecture("SeedOssForCausalLM", _seed_oss, _SEED_OSS),
     "smollm3": GgufArchitecture("SmolLM3ForCausalLM", _smollm3, is_interleaved=True),
+    "stablelm": GgufArchitecture(
+        "StableLmForCausalLM", _stablelm, is_partly_rotated=True, layer_norm_eps="layer_norm_eps"
+    ),
+    "starcoder2": GgufArchitecture(
+        "Starcoder2ForCausalLM", _starcoder2, _STARCODER2, layer_norm_eps="norm_epsilon"
+    ),
 }

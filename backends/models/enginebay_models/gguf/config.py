@@ -39,10 +39,17 @@ def make_config_json(metadata: Metadata, file: GgufFile) -> dict[str, Any]:
         "num_attention_heads": heads,
         "num_key_value_heads": metadata.whole(".attention.head_count_kv", heads),
         "head_dim": head_dim(metadata, is_partial=architecture.is_partly_rotated),
-        "rms_norm_eps": metadata.number(".attention.layer_norm_rms_epsilon"),
+        **_eps(metadata, architecture.layer_norm_eps),
         "max_position_embeddings": metadata.whole(".context_length"),
         "tie_word_embeddings": HEAD_TENSOR not in file.tensors,
         "rope_theta": metadata.number(".rope.freq_base", 10000.0),
         "rope_scaling": rope_scaling(metadata, file),
         **architecture.fields(metadata, file),
     }
+
+
+def _eps(metadata: Metadata, of_layer_norms: str | None) -> dict[str, float]:
+    """Return the eps of norms, by its field in config.json."""
+    if of_layer_norms is None:
+        return {"rms_norm_eps": metadata.number(".attention.layer_norm_rms_epsilon")}
+    return {of_layer_norms: metadata.number(".attention.layer_norm_epsilon")}

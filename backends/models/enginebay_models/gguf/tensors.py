@@ -25,7 +25,12 @@ from enginebay_models.quantized_tensors import QuantizedForm, QuantizedTensor, T
 from enginebay_models.safetensors_file import StoredTensor
 from enginebay_models.tensors import EMBEDDING, HEAD
 
-_WHOLE = {EMBEDDING_TENSOR: EMBEDDING, HEAD_TENSOR: HEAD, "output_norm.weight": "model.norm.weight"}
+_WHOLE = {
+    EMBEDDING_TENSOR: EMBEDDING,
+    HEAD_TENSOR: HEAD,
+    "output_norm.weight": "model.norm.weight",
+    "output_norm.bias": "model.norm.bias",
+}
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _MODEL_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight")
@@ -71,7 +76,11 @@ def open_tensors(file: GgufFile, config: Mapping[str, Any]) -> Tensors:
 
 
 def _named(info: GgufTensorInfo, architecture: str) -> Iterator[tuple[str, GgufTensorInfo]]:
-    """Yield the names that models have for a tensor, and for its parts if each expert has one."""
+    """Yield the names that models have for a tensor, and for its parts if each expert has one. The
+    gate of shared experts is one row, also where a file has it as a vector.
+    """
+    if info.name.endswith(".ffn_gate_inp_shexp.weight") and len(info.shape) == 1:
+        info = dataclasses.replace(info, shape=(1, *info.shape))
     experts = _EXPERTS.fullmatch(info.name)
     if experts is None or len(info.shape) != 3:
         yield model_name(info.name, architecture), info
