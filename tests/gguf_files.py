@@ -40,6 +40,7 @@ ARCHITECTURES = {
     "HunYuanDenseV1ForCausalLM": "hunyuan-dense",
     "Ministral3ForCausalLM": "mistral3",
     "NemotronForCausalLM": "nemotron",
+    "Olmo3ForCausalLM": "olmo2",
     "OlmoeForCausalLM": "olmoe",
     "Qwen2MoeForCausalLM": "qwen2moe",
     "SeedOssForCausalLM": "seed_oss",
@@ -75,6 +76,7 @@ MORE_FIELDS: dict[str, dict[str, Any]] = {
         "partial_rotary_factor": 0.5,
         "attention_bias": True,
     },
+    "Olmo3ForCausalLM": {"num_hidden_layers": 5, "rope_theta": 5e5, "rope_scaling": _YARN},
     "OlmoeForCausalLM": {"norm_topk_prob": False},
     "Phi3ForCausalLM": {
         "partial_rotary_factor": 0.75,
@@ -284,10 +286,12 @@ def _add_experts(writer: gguf.GGUFWriter, architecture: str, config: Mapping[str
 def _add_windows(writer: gguf.GGUFWriter, architecture: str, config: Mapping[str, Any]) -> None:
     if architecture in ("cohere2", "gemma2", "gemma3", "phi3"):
         writer.add_sliding_window(config["sliding_window"])
-    if architecture == "exaone4" and config["sliding_window"] is not None:
+    is_olmo3 = config["architectures"][0] == "Olmo3ForCausalLM"
+    if is_olmo3 or (architecture == "exaone4" and config["sliding_window"] is not None):
         writer.add_sliding_window(config["sliding_window"])
-        kinds = [kind == "sliding_attention" for kind in config["layer_types"]]
-        writer.add_sliding_window_pattern(kinds)
+        kinds = config.get("layer_types") or (["sliding_attention"] * 3 + ["full_attention"]) * 9
+        count = config["num_hidden_layers"]
+        writer.add_sliding_window_pattern([one == "sliding_attention" for one in kinds[:count]])
 
 
 def _add_rotary(

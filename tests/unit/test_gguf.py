@@ -245,7 +245,8 @@ def config_in(path: Path, name: str, config: Mapping[str, Any], **more: Any) -> 
         ("HunYuanDenseV1ForCausalLM", "hunyuan-dense.rope.scaling.alpha", 50.0),
         ("Ministral3ForCausalLM", "mistral3.rope.scaling.yarn_log_multiplier", 0.5),
         ("NemotronForCausalLM", "nemotron.attention.value_length", 32),
-        ("Olmo2ForCausalLM", "olmo2.attention.sliding_window", 16),
+        ("Olmo2ForCausalLM", "olmo2.rope.dimension_count", 32),
+        ("Olmo3ForCausalLM", "olmo2.attention.sliding_window_pattern", 0),
         ("OlmoeForCausalLM", "olmoe.expert_weights_norm", True),
         ("Qwen2MoeForCausalLM", "qwen2moe.expert_weights_scale", 2.0),
         ("SeedOssForCausalLM", "seed_oss.expert_count", 4),
@@ -256,7 +257,7 @@ def config_in(path: Path, name: str, config: Mapping[str, Any], **more: Any) -> 
 def test_other_models_of_an_architecture_are_refused_by_their_key(
     name: str, key: str, value: Any, tmp_path: Path
 ) -> None:
-    """Granite without rotary positions, OLMo 3, GLM-OCR, ..."""
+    """Granite without rotary positions, GLM-OCR, ..."""
     with pytest.raises(CheckpointError, match=rf"has {re.escape(key)} = "):
         config_in(tmp_path, name, {}, **{key: value})
 

@@ -82,6 +82,37 @@ class GgufArchitecture:
         return {**PARTS, **self.own_parts}
 
 
+_PERIOD = 4
+
+
+def _refuse(metadata: Metadata, *names: str) -> None:
+    """Raise CheckpointError for the first key with a value that is neither 0 nor false."""
+    for name in names:
+        if np.any(metadata.get(name)):
+            raise metadata.refused(name, "0, or absent")
+
+
+def _window_period(metadata: Metadata) -> int:
+    """Return which layers have no window: each one of so many. llama.cpp reads a number, and takes
+    4 in place of a list of layers, so another list is refused.
+    """
+    name = ".attention.sliding_window_pattern"
+    layers = metadata.whole(".block_count")
+    if not isinstance(metadata.get(name), np.ndarray):
+        return metadata.whole(name, _PERIOD)
+    kinds = metadata.numbers(name, layers)
+    assert kinds is not None, "it is an array"
+    if [bool(kind) for kind in kinds] != [(layer + 1) % _PERIOD != 0 for layer in range(layers)]:
+        raise metadata.refused(name, f"a window in all layers but each {_PERIOD}th")
+    return _PERIOD
+
+
+def _rotated_share(metadata: Metadata) -> dict[str, float]:
+    """Return the share of a head that is rotated."""
+    size = head_dim(metadata, is_partial=True)
+    return {"partial_rotary_factor": metadata.whole(".rope.dimension_count", size) / size}
+
+
 def _llama(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
     if metadata.whole(".expert_count", 0, least=0):
         raise metadata.refused(".expert_count", "0: experts of this architecture are not served")
@@ -127,9 +158,21 @@ def _granite(metadata: Metadata, file: GgufFile) -> dict[str, Any]:
 
 
 def _olmo2(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
-    if metadata.get(".attention.sliding_window"):
-        raise metadata.refused(".attention.sliding_window", "absent: OLMo 3 is not served so")
-    return {}
+    """Return the fields of OLMo 3 if a file has windows. Its rotary rule may be scaled in the
+    layers without them alone.
+    """
+    if not metadata.get(".attention.sliding_window"):
+        return {}
+    plain = {"rope_type": "default", "rope_theta": metadata.number(".rope.freq_base", 10000.0)}
+    rule, period = rope_scaling(metadata, file) or {}, _window_period(metadata)
+    layers = range(1, metadata.whole(".block_count") + 1)
+    return {
+        "architectures": ["Olmo3ForCausalLM"],
+        "sliding_window": metadata.whole(".attention.sliding_window"),
+        "layer_types": [SLIDING if layer % period else FULL for layer in layers],
+        "rope_scaling": None,
+        "rope_parameters": {FULL: {**plain, **rule}, SLIDING: plain},
+    }
 
 
 def _smollm3(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
@@ -201,37 +244,6 @@ def _gemma3(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
     return fields
 
 
-def _refuse(metadata: Metadata, *names: str) -> None:
-    """Raise CheckpointError for the first key with a value that is neither 0 nor false."""
-    for name in names:
-        if np.any(metadata.get(name)):
-            raise metadata.refused(name, "0, or absent")
-
-
-def _window_period(metadata: Metadata) -> int:
-    """Return which layers have no window: each one of so many. llama.cpp reads a number, and takes
-    4 in place of a list of layers, so another list is refused.
-    """
-    name = ".attention.sliding_window_pattern"
-    layers = metadata.whole(".block_count")
-    if not isinstance(metadata.get(name), np.ndarray):
-        return metadata.whole(name, _PERIOD)
-    kinds = metadata.numbers(name, layers)
-    assert kinds is not None, "it is an array"
-    if [bool(kind) for kind in kinds] != [(layer + 1) % _PERIOD != 0 for layer in range(layers)]:
-        raise metadata.refused(name, f"a window in all layers but each {_PERIOD}th")
-    return _PERIOD
-
-
-_PERIOD = 4
-
-
-def _rotated_share(metadata: Metadata) -> dict[str, float]:
-    """Return the share of a head that is rotated."""
-    size = head_dim(metadata, is_partial=True)
-    return {"partial_rotary_factor": metadata.whole(".rope.dimension_count", size) / size}
-
-
 def _arcee(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
     return dict(_llama(metadata, file)) | {"hidden_act": "relu2"}
 
@@ -243,6 +255,9 @@ def _seed_oss(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
 
 def _ernie4_5(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
     return {"use_bias": False}
+
+
+_EXAONE4_32B_LAYERS = 64
 
 
 def _exaone4(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
@@ -261,9 +276,6 @@ def _exaone4(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
         "sliding_window": metadata.whole(window, DEFAULT_WINDOW),
         "sliding_window_pattern": period,
     }
-
-
-_EXAONE4_32B_LAYERS = 64
 
 
 def _hunyuan(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
