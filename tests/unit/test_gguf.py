@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -379,6 +380,15 @@ def test_rules_of_rotary_positions_are_read(tmp_path: Path, kind: str) -> None:
     )
     np.testing.assert_allclose(got, wanted, rtol=1e-6)
     assert got_factor == factor
+
+
+def test_a_factor_of_yarn_is_the_rules_own(tmp_path: Path) -> None:
+    """The converter stores a checkpoint's attention_factor, which llama.cpp does not read."""
+    name, key = "Olmo3ForCausalLM", "olmo2.rope.scaling.yarn_attn_factor"
+    found = config_in(tmp_path, name, {}, **{key: 0.1 * math.log(4.0) + 1.0})
+    assert found["rope_parameters"][FULL]["rope_type"] == "yarn"
+    with pytest.raises(CheckpointError, match=rf"{re.escape(key)} = 1.5. Allowed: 1.0 or 1.13863"):
+        config_in(tmp_path, name, {}, **{key: 1.5})
 
 
 def test_another_architecture_and_type_are_refused_by_name(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,9 +38,9 @@ def rope_scaling(metadata: Metadata, file: GgufFile) -> Mapping[str, Any] | None
         return _longrope(metadata, file)
     kind = metadata.text(".rope.scaling.type", "linear")
     factor = metadata.get(".rope.scaling.factor") or metadata.get(".rope.scale_linear") or 1.0
-    for name in (".rope.scaling.attn_factor", ".rope.scaling.yarn_attn_factor"):
-        if metadata.number(name, 1.0) != 1.0:
-            raise metadata.refused(name, "1.0")
+    if metadata.number(".rope.scaling.attn_factor", 1.0) != 1.0:
+        raise metadata.refused(".rope.scaling.attn_factor", "1.0")
+    _check_yarn_factor(metadata, kind)
     if ROPE_DIVISORS in file.tensors:
         return _divided(metadata, file)
     if kind == "none" or (kind == "linear" and factor == 1.0):
@@ -60,6 +61,16 @@ def rope_scaling(metadata: Metadata, file: GgufFile) -> Mapping[str, Any] | None
         "beta_fast": metadata.number(".rope.scaling.yarn_beta_fast", 32.0),
         "beta_slow": metadata.number(".rope.scaling.yarn_beta_slow", 1.0),
     }
+
+
+def _check_yarn_factor(metadata: Metadata, kind: str) -> None:
+    """Raise CheckpointError for another factor on attention than that which the rule yarn has."""
+    name, factor = ".rope.scaling.yarn_attn_factor", 1.0
+    if kind == "yarn":
+        factor = max(1.0, metadata.number(".rope.scaling.factor"))
+    given, own = metadata.number(name, 1.0), 0.1 * math.log(factor) + 1.0
+    if given != 1.0 and not math.isclose(given, own, rel_tol=1e-5):
+        raise metadata.refused(name, "1.0" if own == 1.0 else f"1.0 or {own:.6g}, the rule's own")
 
 
 def _divided(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
