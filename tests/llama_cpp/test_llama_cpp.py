@@ -76,8 +76,8 @@ OF_ARCHITECTURE: Mapping[str, dict[str, Any]] = {
         name: MORE_FIELDS.get(name, {})
         for name in ("Ernie4_5ForCausalLM", "Exaone4ForCausalLM", "Glm4ForCausalLM",
                      "HunYuanDenseV1ForCausalLM", "Ministral3ForCausalLM", "NemotronForCausalLM",
-                     "Qwen2MoeForCausalLM", "SeedOssForCausalLM", "StableLmForCausalLM",
-                     "Starcoder2ForCausalLM")
+                     "Olmo3ForCausalLM", "Qwen2MoeForCausalLM", "SeedOssForCausalLM",
+                     "StableLmForCausalLM", "Starcoder2ForCausalLM")
     },
     **{
         name: MORE_FIELDS[name] | {"attention_bias": False, "tie_word_embeddings": True}
