@@ -370,7 +370,8 @@ def _as_stored(
     name: str, values: np.ndarray, architecture: str, config: Mapping[str, Any]
 ) -> np.ndarray:
     """Return values as files have them: rotary pairs of llama beside each other, norms of Gemma
-    and Nemotron with 1 added. The gate of shared experts has one dimension, or two since 2025.
+    and Nemotron with 1 added. Some converters store the gate of shared experts as a vector, others
+    as a matrix of one row: here the first layer has a vector.
     """
     if architecture.startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
         return values + 1

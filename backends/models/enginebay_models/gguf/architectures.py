@@ -83,6 +83,7 @@ class GgufArchitecture:
 
 
 _PERIOD = 4
+"""Layers without a window are each fourth one, unless a number in the file says another."""
 
 
 def _refuse(metadata: Metadata, *names: str) -> None:
@@ -254,6 +255,7 @@ def _seed_oss(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
 
 
 def _ernie4_5(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    """A file with biases is refused, because llama.cpp does not read all of them."""
     return {"use_bias": False}
 
 
@@ -353,7 +355,7 @@ def _nemotron(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
 
 def _mistral3(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
     """Return the rotary rule with the factor on queries, which is 1 in files without a key for it.
-    A rule yarn has no factor on frequencies' sines, as `mscale` cancels `mscale_all_dim`.
+    The rule yarn has no factor on attention here: `mscale` and `mscale_all_dim` cancel each other.
     """
     _refuse(metadata, ".expert_count")
     rule = dict(rope_scaling(metadata, file) or {"rope_type": "default"})
