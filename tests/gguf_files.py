@@ -52,7 +52,7 @@ _COHERE = {"layer_norm_eps": 1e-4, "logit_scale": 0.25}
 _SCALED_QUERIES = {"llama_4_scaling_beta": 0.5, "mscale": 1.0, "mscale_all_dim": 1.0}
 MORE_FIELDS: dict[str, dict[str, Any]] = {
     "ArceeForCausalLM": {"hidden_act": "relu2", "attention_bias": True, "rope_scaling": _YARN},
-    "Cohere2ForCausalLM": _COHERE | {"num_hidden_layers": 5},
+    "Cohere2ForCausalLM": _COHERE | {"num_hidden_layers": 4},
     "CohereForCausalLM": _COHERE | {"attention_bias": True},
     "Exaone4ForCausalLM": {"sliding_window": None},
     "Gemma2ForCausalLM": {"attn_logit_softcapping": 40.0, "final_logit_softcapping": 20.0},
@@ -76,7 +76,7 @@ MORE_FIELDS: dict[str, dict[str, Any]] = {
         "partial_rotary_factor": 0.5,
         "attention_bias": True,
     },
-    "Olmo3ForCausalLM": {"num_hidden_layers": 5, "rope_theta": 5e5, "rope_scaling": _YARN},
+    "Olmo3ForCausalLM": {"num_hidden_layers": 4, "rope_theta": 5e5, "rope_scaling": _YARN},
     "OlmoeForCausalLM": {"norm_topk_prob": False},
     "Phi3ForCausalLM": {
         "partial_rotary_factor": 0.75,
