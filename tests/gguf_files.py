@@ -37,6 +37,7 @@ ARCHITECTURES = {
     "Ernie4_5ForCausalLM": "ernie4_5",
     "Exaone4ForCausalLM": "exaone4",
     "Glm4ForCausalLM": "glm4",
+    "GPTNeoXForCausalLM": "gptneox",
     "HunYuanDenseV1ForCausalLM": "hunyuan-dense",
     "Ministral3ForCausalLM": "mistral3",
     "NemotronForCausalLM": "nemotron",
@@ -63,6 +64,13 @@ MORE_FIELDS: dict[str, dict[str, Any]] = {
         "embedding_multiplier": 12.0,
         "residual_multiplier": 0.5,
         "logits_scaling": 8.0,
+    },
+    "GPTNeoXForCausalLM": {
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_eps": 1e-4,
+        "num_key_value_heads": 4,
+        "partial_rotary_factor": 0.25,
+        "use_parallel_residual": False,
     },
     "HunYuanDenseV1ForCausalLM": {
         "head_dim": 4,
@@ -107,12 +115,15 @@ MORE_FIELDS: dict[str, dict[str, Any]] = {
 LAYER_NORM_EPS = {
     "cohere2": "layer_norm_eps",
     "command-r": "layer_norm_eps",
+    "gptneox": "layer_norm_eps",
     "nemotron": "norm_eps",
     "stablelm": "layer_norm_eps",
     "starcoder2": "norm_epsilon",
 }
 """Architecture -> the field of config.json that its LayerNorms have."""
-WITHOUT_HEAD_SIZE = ("cohere2", "command-r", "olmoe", "qwen2moe", "stablelm", "starcoder2")
+WITHOUT_HEAD_SIZE = (
+    *("cohere2", "command-r", "gptneox", "olmoe", "qwen2moe", "stablelm", "starcoder2"),
+)
 """Architectures whose config.json has no head_dim."""
 WITHOUT_ROTARY_SIZE = (
     *("command-r", "ernie4_5", "exaone4", "hunyuan-dense", "olmoe", "qwen2moe", "seed_oss"),
@@ -266,7 +277,7 @@ def _add_config(writer: gguf.GGUFWriter, architecture: str, config: Mapping[str,
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
     if architecture in ("cohere2", "command-r"):
         writer.add_logit_scale(config["logit_scale"])
-    if architecture == "stablelm":
+    if architecture in ("gptneox", "stablelm"):
         writer.add_parallel_residual(config["use_parallel_residual"])
     _add_rotary(writer, architecture, config, head_dim)
 
@@ -304,7 +315,7 @@ def _add_rotary(
         writer.add_rope_scaling_factor(1)
         writer.add_rope_scaling_orig_ctx_len(262144)
         writer.add_context_length(262144)
-    if architecture != "stablelm":
+    if architecture not in ("gptneox", "stablelm"):
         writer.add_rope_freq_base(theta)
     if architecture in ("cohere2", "command-r", "nemotron") or (rule and "alpha" in rule):
         writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
@@ -371,12 +382,16 @@ def _as_stored(
 ) -> np.ndarray:
     """Return values as files have them: rotary pairs of llama beside each other, norms of Gemma
     and Nemotron with 1 added. Some converters store the gate of shared experts as a vector, others
-    as a matrix of one row: here the first layer has a vector.
+    as a matrix of one row: here the first layer has a vector. Of GPT-NeoX, all queries come before
+    all keys, and these before all values.
     """
     if architecture.startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
         return values + 1
     if name == "model.layers.0.mlp.shared_expert_gate.weight":
         return values[0]
+    if "query_key_value" in name:
+        parts = values.reshape(config["num_attention_heads"], 3, -1, *values.shape[1:])
+        return np.concatenate([parts[:, i].reshape(-1, *values.shape[1:]) for i in range(3)])
     found = re.search(r"\.([qk])_proj\.", name)
     if architecture not in PERMUTED or found is None:
         return values

@@ -242,6 +242,7 @@ def config_in(path: Path, name: str, config: Mapping[str, Any], **more: Any) -> 
         ("Exaone4ForCausalLM", "exaone4.attention.sliding_window", 16),
         ("Exaone4ForCausalLM", "exaone4.nextn_predict_layers", 1),
         ("Glm4ForCausalLM", "glm4.nextn_predict_layers", 1),
+        ("GPTNeoXForCausalLM", "gptneox.attention.value_length", 32),
         ("GraniteForCausalLM", "granite.rope.scaling.finetuned", False),
         ("HunYuanDenseV1ForCausalLM", "hunyuan-dense.rope.scaling.alpha", 50.0),
         ("Ministral3ForCausalLM", "mistral3.rope.scaling.yarn_log_multiplier", 0.5),

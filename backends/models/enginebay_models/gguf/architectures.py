@@ -42,6 +42,18 @@ _GLM4 = {
     "post_ffw_norm": "post_mlp_layernorm",
     "ffn_up": "mlp.gate_up_proj",
 }
+_GPT_NEOX = {
+    "attn_qkv": "attention.query_key_value",
+    "attn_output": "attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+_OF_GPT_NEOX = {
+    "model.embed_tokens.": "gpt_neox.embed_in.",
+    "model.layers.": "gpt_neox.layers.",
+    "model.norm.": "gpt_neox.final_layer_norm.",
+    "lm_head.": "embed_out.",
+}
 _HUNYUAN = {
     "attn_q_norm": "self_attn.query_layernorm",
     "attn_k_norm": "self_attn.key_layernorm",
@@ -61,17 +73,21 @@ class GgufArchitecture:
     """An architecture of GGUF files: the class that config.json names for it, and the fields that
     other architectures do not have.
 
-    `own_parts`: parts of names that differ from PARTS, or are more. `is_interleaved`: files have
+    `own_parts`: parts of names that differ from PARTS, or are more. `beginnings`: how names begin
+    in other models -> how they begin in models of this architecture. `is_interleaved`: files have
     the two features of a rotary pair beside each other, and models the first features of all pairs
-    first. `norm_offset`: what files add to weights of norms. `is_partly_rotated`: files may rotate
-    a part of each head. `layer_norm_eps`: the field of the eps of LayerNorms; without it, norms are
-    RMS norms.
+    first. `is_stacked`: files have all queries, all keys, then all values in one tensor, and models
+    those of each head together. `norm_offset`: what files add to weights of norms.
+    `is_partly_rotated`: files may rotate a part of each head. `layer_norm_eps`: the field of the
+    eps of LayerNorms; without it, norms are RMS norms.
     """
 
     hf_class: str
     fields: Callable[[Metadata, GgufFile], Mapping[str, Any]]
     own_parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    beginnings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     is_interleaved: bool = False
+    is_stacked: bool = False
     norm_offset: int = 0
     is_partly_rotated: bool = False
     layer_norm_eps: str | None = None
@@ -334,6 +350,17 @@ def _stablelm(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
     } | _rotated_share(metadata)
 
 
+def _gptneox(metadata: Metadata, file: GgufFile) -> Mapping[str, Any]:
+    """Return the fields of GPT-NeoX. A file does not name the activation: it is llama.cpp's."""
+    heads, name = metadata.whole(".attention.head_count"), ".attention.head_count_kv"
+    if metadata.whole(name, heads) != heads:
+        raise metadata.refused(name, f"{heads}, the number of heads")
+    return {
+        "hidden_act": "gelu_pytorch_tanh",
+        "use_parallel_residual": metadata.flag(".use_parallel_residual", default=True),
+    } | _rotated_share(metadata)
+
+
 def _command_r(metadata: Metadata, file: GgufFile) -> dict[str, Any]:
     return {
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
@@ -386,6 +413,15 @@ ARCHITECTURES: Mapping[str, GgufArchitecture] = {
     "gemma2": GgufArchitecture("Gemma2ForCausalLM", _gemma2, _SANDWICH, norm_offset=1),
     "gemma3": GgufArchitecture("Gemma3ForCausalLM", _gemma3, _SANDWICH, norm_offset=1),
     "glm4": GgufArchitecture("Glm4ForCausalLM", _glm4, _GLM4, is_partly_rotated=True),
+    "gptneox": GgufArchitecture(
+        "GPTNeoXForCausalLM",
+        _gptneox,
+        _GPT_NEOX,
+        _OF_GPT_NEOX,
+        is_stacked=True,
+        is_partly_rotated=True,
+        layer_norm_eps="layer_norm_eps",
+    ),
     "granite": GgufArchitecture("GraniteForCausalLM", _granite, is_interleaved=True),
     "hunyuan-dense": GgufArchitecture("HunYuanDenseV1ForCausalLM", _hunyuan, _HUNYUAN),
     "llama": GgufArchitecture("LlamaForCausalLM", _llama, is_interleaved=True),

@@ -47,16 +47,25 @@ _VALUE_DTYPES: Mapping[str, Any] = {
 
 def model_name(name: str, architecture: str) -> str:
     """Return the name that models have for a tensor; an unknown name is returned unchanged."""
-    parts = ARCHITECTURES[architecture].parts
+    parts, beginnings = ARCHITECTURES[architecture].parts, ARCHITECTURES[architecture].beginnings
     found = _LAYER.fullmatch(name)
     if found is None or found[2] not in parts:
-        return _WHOLE.get(name, name)
-    return f"model.layers.{int(found[1])}.{parts[found[2]]}.{found[3]}"
+        return _begun(_WHOLE.get(name, name), beginnings)
+    return _begun(f"model.layers.{int(found[1])}.{parts[found[2]]}.{found[3]}", beginnings)
+
+
+def _begun(name: str, beginnings: Mapping[str, str]) -> str:
+    """Return a name with another beginning, if it has one of these."""
+    for old, new in beginnings.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
 
 
 def file_name(name: str, architecture: str) -> str:
     """Return the name that files have for a tensor of a model."""
     of_model = {own: usual for usual, own in ARCHITECTURES[architecture].parts.items()}
+    name = _begun(name, {new: old for old, new in ARCHITECTURES[architecture].beginnings.items()})
     if (expert := _MODEL_EXPERT.fullmatch(name)) is not None:
         return f"blk.{expert[1]}.ffn_{expert[2]}_exps.weight"
     found = _MODEL_LAYER.fullmatch(name)
@@ -120,6 +129,8 @@ def _opened(info: GgufTensorInfo, config: Mapping[str, Any]) -> StoredTensor | Q
     form = BLOCK_TYPES[info.type_number]
     heads = _interleaved_heads(info.name, config) if architecture.is_interleaved else None
     order = None if heads is None else _rotary_order(info, heads)
+    if architecture.is_stacked and ".attn_qkv." in info.name:
+        order = _head_order(info, config["num_attention_heads"])
     if form.decode is not None:
         return _quantized(info, form, order)
     change: Callable[[np.ndarray], np.ndarray] | None = None
@@ -147,6 +158,15 @@ def _rotary_order(info: GgufTensorInfo, heads: int) -> np.ndarray:
         given = f"{info.path} has tensor {info.name!r} of type {info.type_name} with {rows} rows"
         raise CheckpointError(given, f"a multiple of {2 * heads}", "Choose another file.")
     return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
+
+
+def _head_order(info: GgufTensorInfo, heads: int) -> np.ndarray:
+    """Return the rows of queries, keys and values by head, where a file has all queries first."""
+    rows = info.shape[0]
+    if rows % (3 * heads):
+        given = f"{info.path} has tensor {info.name!r} of type {info.type_name} with {rows} rows"
+        raise CheckpointError(given, f"a multiple of {3 * heads}", "Choose another file.")
+    return np.arange(rows).reshape(3, heads, -1).swapaxes(0, 1).ravel()
 
 
 def _quantized(info: GgufTensorInfo, form: BlockType, order: np.ndarray | None) -> QuantizedTensor:
