@@ -31,7 +31,106 @@ ARCHITECTURES = {
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
     "Phi3ForCausalLM": "phi3",
+    "ArceeForCausalLM": "arcee",
+    "CohereForCausalLM": "command-r",
+    "Cohere2ForCausalLM": "cohere2",
+    "Ernie4_5ForCausalLM": "ernie4_5",
+    "Exaone4ForCausalLM": "exaone4",
+    "Glm4ForCausalLM": "glm4",
+    "GPTNeoXForCausalLM": "gptneox",
+    "HunYuanDenseV1ForCausalLM": "hunyuan-dense",
+    "Ministral3ForCausalLM": "mistral3",
+    "NemotronForCausalLM": "nemotron",
+    "Olmo3ForCausalLM": "olmo2",
+    "OlmoeForCausalLM": "olmoe",
+    "Qwen2MoeForCausalLM": "qwen2moe",
+    "SeedOssForCausalLM": "seed_oss",
+    "StableLmForCausalLM": "stablelm",
+    "Starcoder2ForCausalLM": "starcoder2",
 }
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+_COHERE = {"layer_norm_eps": 1e-4, "logit_scale": 0.25}
+_SCALED_QUERIES = {"llama_4_scaling_beta": 0.5, "mscale": 1.0, "mscale_all_dim": 1.0}
+MORE_FIELDS: dict[str, dict[str, Any]] = {
+    "ArceeForCausalLM": {"hidden_act": "relu2", "attention_bias": True, "rope_scaling": _YARN},
+    "Cohere2ForCausalLM": _COHERE | {"num_hidden_layers": 4},
+    "CohereForCausalLM": _COHERE | {"attention_bias": True},
+    "Exaone4ForCausalLM": {"sliding_window": None},
+    "Gemma2ForCausalLM": {"attn_logit_softcapping": 40.0, "final_logit_softcapping": 20.0},
+    "GemmaForCausalLM": {"hidden_act": "gelu_pytorch_tanh"},
+    "Glm4ForCausalLM": {"partial_rotary_factor": 0.5, "attention_bias": True},
+    "GraniteForCausalLM": {
+        "attention_multiplier": 0.25,
+        "embedding_multiplier": 12.0,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 8.0,
+    },
+    "GPTNeoXForCausalLM": {
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_eps": 1e-4,
+        "num_key_value_heads": 4,
+        "partial_rotary_factor": 0.25,
+        "use_parallel_residual": False,
+    },
+    "HunYuanDenseV1ForCausalLM": {
+        "head_dim": 4,
+        "max_position_embeddings": 262144,
+        "rope_scaling": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0},
+    },
+    "Ministral3ForCausalLM": {"sliding_window": None, "rope_scaling": _YARN | _SCALED_QUERIES},
+    "NemotronForCausalLM": {
+        "hidden_act": "relu2",
+        "norm_eps": 1e-4,
+        "partial_rotary_factor": 0.5,
+        "attention_bias": True,
+    },
+    "Olmo3ForCausalLM": {"num_hidden_layers": 4, "rope_theta": 5e5, "rope_scaling": _YARN},
+    "OlmoeForCausalLM": {"norm_topk_prob": False},
+    "Phi3ForCausalLM": {
+        "partial_rotary_factor": 0.75,
+        "original_max_position_embeddings": 64,
+        "rope_scaling": {
+            "rope_type": "longrope",
+            "short_factor": [1.0 + i / 32 for i in range(24)],
+            "long_factor": [1.0 + i for i in range(24)],
+            "attention_factor": 1.25,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "Qwen2MoeForCausalLM": {"norm_topk_prob": False, "shared_expert_intermediate_size": 128},
+    "SmolLM3ForCausalLM": {"num_hidden_layers": 5},
+    "StableLmForCausalLM": {
+        "layer_norm_eps": 1e-4,
+        "partial_rotary_factor": 0.25,
+        "use_qkv_bias": True,
+        "use_parallel_residual": False,
+    },
+    "Starcoder2ForCausalLM": {
+        "hidden_act": "gelu_pytorch_tanh",
+        "norm_epsilon": 1e-4,
+        "sliding_window": None,
+    },
+}
+"""Class -> fields of config.json that tiny models of it have beside those of all tests."""
+LAYER_NORM_EPS = {
+    "cohere2": "layer_norm_eps",
+    "command-r": "layer_norm_eps",
+    "gptneox": "layer_norm_eps",
+    "nemotron": "norm_eps",
+    "stablelm": "layer_norm_eps",
+    "starcoder2": "norm_epsilon",
+}
+"""Architecture -> the field of config.json that its LayerNorms have."""
+WITHOUT_HEAD_SIZE = (
+    *("cohere2", "command-r", "gptneox", "olmoe", "qwen2moe", "stablelm", "starcoder2"),
+)
+"""Architectures whose config.json has no head_dim."""
+WITHOUT_ROTARY_SIZE = (
+    *("command-r", "ernie4_5", "exaone4", "hunyuan-dense", "olmoe", "qwen2moe", "seed_oss"),
+    "starcoder2",
+)
+PERMUTED = ("arcee", "granite", "llama", "mistral3", "smollm3")
+"""Architectures whose queries and keys the converter permutes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,9 +195,8 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, architecture)
     _add_config(writer, architecture, config)
     _add_tokens(writer, tokens)
-    names = gguf.get_tensor_name_map(
-        getattr(gguf.MODEL_ARCH, architecture.upper()), config["num_hidden_layers"]
-    )
+    numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(numbers[architecture], config["num_hidden_layers"])
     for name, values in _with_stacked_experts(tensors, config).items():
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
@@ -157,18 +255,18 @@ def _add_config(writer: gguf.GGUFWriter, architecture: str, config: Mapping[str,
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(config.get("num_key_value_heads", heads))
-    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", 1e-6))
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(int(head_dim * config.get("partial_rotary_factor", 1.0)))
-    writer.add_rope_freq_base(config.get("rope_theta", 10000.0))
+    if architecture in LAYER_NORM_EPS:
+        writer.add_layer_norm_eps(config[LAYER_NORM_EPS[architecture]])
+    else:
+        writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", 1e-6))
+    if architecture not in WITHOUT_HEAD_SIZE:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    if architecture not in WITHOUT_ROTARY_SIZE:
+        writer.add_rope_dimension_count(int(head_dim * config.get("partial_rotary_factor", 1.0)))
     writer.add_vocab_size(config["vocab_size"])
-    if architecture == "qwen3moe":
-        writer.add_expert_count(config["num_experts"])
-        writer.add_expert_used_count(config["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    if architecture in ("gemma2", "gemma3", "phi3"):
-        writer.add_sliding_window(config["sliding_window"])
+    _add_experts(writer, architecture, config)
+    _add_windows(writer, architecture, config)
     if architecture == "granite":
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])
@@ -177,7 +275,53 @@ def _add_config(writer: gguf.GGUFWriter, architecture: str, config: Mapping[str,
     if architecture == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if architecture in ("cohere2", "command-r"):
+        writer.add_logit_scale(config["logit_scale"])
+    if architecture in ("gptneox", "stablelm"):
+        writer.add_parallel_residual(config["use_parallel_residual"])
+    _add_rotary(writer, architecture, config, head_dim)
+
+
+def _add_experts(writer: gguf.GGUFWriter, architecture: str, config: Mapping[str, Any]) -> None:
+    if architecture in ("olmoe", "qwen2moe", "qwen3moe"):
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    width = config.get("moe_intermediate_size")
+    if width is not None and architecture in ("qwen2moe", "qwen3moe"):
+        writer.add_expert_feed_forward_length(width)
+    width = config.get("shared_expert_intermediate_size")
+    if width is not None and architecture == "qwen2moe":
+        writer.add_expert_shared_feed_forward_length(width)
+
+
+def _add_windows(writer: gguf.GGUFWriter, architecture: str, config: Mapping[str, Any]) -> None:
+    if architecture in ("cohere2", "gemma2", "gemma3", "phi3"):
+        writer.add_sliding_window(config["sliding_window"])
+    is_olmo3 = config["architectures"][0] == "Olmo3ForCausalLM"
+    if is_olmo3 or (architecture == "exaone4" and config["sliding_window"] is not None):
+        writer.add_sliding_window(config["sliding_window"])
+        kinds = config.get("layer_types") or (["sliding_attention"] * 3 + ["full_attention"]) * 9
+        count = config["num_hidden_layers"]
+        writer.add_sliding_window_pattern([one == "sliding_attention" for one in kinds[:count]])
+
+
+def _add_rotary(
+    writer: gguf.GGUFWriter, architecture: str, config: Mapping[str, Any], head_dim: int
+) -> None:
     rule = config.get("rope_scaling")
+    theta = config.get("rope_theta", 10000.0)
+    if rule and rule["rope_type"] == "dynamic":  # of HunYuan
+        theta *= rule["alpha"] ** (head_dim / (head_dim - 2))
+        writer.add_rope_scaling_factor(1)
+        writer.add_rope_scaling_orig_ctx_len(262144)
+        writer.add_context_length(262144)
+    if architecture not in ("gptneox", "stablelm"):
+        writer.add_rope_freq_base(theta)
+    if architecture in ("cohere2", "command-r", "nemotron") or (rule and "alpha" in rule):
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    if rule and "llama_4_scaling_beta" in rule:
+        writer.add_rope_scaling_yarn_log_mul(rule["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rule["llama_4_scaling_beta"])
     if rule and rule["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rule["rope_type"]))
         writer.add_rope_scaling_factor(rule["factor"])
@@ -237,12 +381,19 @@ def _as_stored(
     name: str, values: np.ndarray, architecture: str, config: Mapping[str, Any]
 ) -> np.ndarray:
     """Return values as files have them: rotary pairs of llama beside each other, norms of Gemma
-    with 1 added.
+    and Nemotron with 1 added. Some converters store the gate of shared experts as a vector, others
+    as a matrix of one row: here the first layer has a vector. Of GPT-NeoX, all queries come before
+    all keys, and these before all values.
     """
-    if architecture.startswith("gemma") and name.endswith("norm.weight"):
+    if architecture.startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
         return values + 1
+    if name == "model.layers.0.mlp.shared_expert_gate.weight":
+        return values[0]
+    if "query_key_value" in name:
+        parts = values.reshape(config["num_attention_heads"], 3, -1, *values.shape[1:])
+        return np.concatenate([parts[:, i].reshape(-1, *values.shape[1:]) for i in range(3)])
     found = re.search(r"\.([qk])_proj\.", name)
-    if architecture not in ("granite", "llama", "smollm3") or found is None:
+    if architecture not in PERMUTED or found is None:
         return values
     heads = config["num_attention_heads"]
     count = heads if found[1] == "q" else config.get("num_key_value_heads", heads)

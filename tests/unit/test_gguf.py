@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +31,13 @@ from enginebay_models.gguf.header import read_gguf, read_parts
 from enginebay_models.gguf.metadata import Metadata
 from enginebay_models.gguf.source import GgufSource
 from enginebay_models.gguf.vocabulary import read_vocabulary
+from enginebay_models.hf_config import FULL, SLIDING, mixed_windows
 from enginebay_models.opening import open_stored_model
 from enginebay_models.rope_config import read_rope
 from enginebay_models.source import CheckpointSource
 from enginebay_testing.model_harness import random_tensor
 from tests.brief import DEMO, LEAST
-from tests.gguf_files import ARCHITECTURES, convert, letters, write_gguf
+from tests.gguf_files import ARCHITECTURES, MORE_FIELDS, convert, letters, write_gguf
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -57,35 +60,16 @@ CONFIG: dict[str, Any] = {
     "moe_intermediate_size": 256,
     "norm_topk_prob": True,
 }
-MORE_FIELDS: dict[str, dict[str, Any]] = {
-    "Gemma2ForCausalLM": {"attn_logit_softcapping": 40.0, "final_logit_softcapping": 20.0},
-    "GemmaForCausalLM": {"hidden_act": "gelu_pytorch_tanh"},
-    "GraniteForCausalLM": {
-        "attention_multiplier": 0.25,
-        "embedding_multiplier": 12.0,
-        "residual_multiplier": 0.5,
-        "logits_scaling": 8.0,
-    },
-    "Phi3ForCausalLM": {
-        "partial_rotary_factor": 0.75,
-        "original_max_position_embeddings": 64,
-        "rope_scaling": {
-            "rope_type": "longrope",
-            "short_factor": [1.0 + i / 32 for i in range(24)],
-            "long_factor": [1.0 + i for i in range(24)],
-            "attention_factor": 1.25,
-            "original_max_position_embeddings": 64,
-        },
-    },
-    "SmolLM3ForCausalLM": {"num_hidden_layers": 5},
-}
 TYPES = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 MORE_TYPES = ("BF16", "Q4_1", "Q5_0", "Q5_1")
 METHODS = {"Q4_0": "int4", "Q4_1": "uint4", "Q4_K": "uint4"}
 
 
+registry = cache(load_registry)
+
+
 def model_of(config: Mapping[str, Any]) -> Model:
-    return find_family(load_registry(), config["architectures"][0]).build(config, dtype="float32")
+    return find_family(registry(), config["architectures"][0]).build(config, dtype="float32")
 
 
 def random_tensors(config: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -240,22 +224,71 @@ def test_an_architecture_has_the_weights_of_its_checkpoint(tmp_path: Path, name:
         np.testing.assert_allclose(in_f32(weights[path_]), whole, atol=3e-7)
 
 
+def config_in(path: Path, name: str, config: Mapping[str, Any], **more: Any) -> Mapping[str, Any]:
+    """The configuration in a file that has no weights but an embedding."""
+    config = CONFIG | {"architectures": [name]} | MORE_FIELDS.get(name, {}) | dict(config)
+    embedding = {"model.embed_tokens.weight": np.zeros((320, 256), np.float32)}
+    tokens = dataclasses.replace(letters(320), more=more)
+    return GgufSource(str(write_gguf(path / "model.gguf", config, embedding, tokens))).config
+
+
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [
+        ("ArceeForCausalLM", "arcee.expert_count", 4),
+        ("Cohere2ForCausalLM", "cohere2.attention.sliding_window_pattern", 0),
+        ("CohereForCausalLM", "command-r.rope.dimension_count", 32),
+        ("Ernie4_5ForCausalLM", "ernie4_5.rope.dimension_count", 32),
+        ("Exaone4ForCausalLM", "exaone4.attention.sliding_window", 16),
+        ("Exaone4ForCausalLM", "exaone4.nextn_predict_layers", 1),
+        ("Glm4ForCausalLM", "glm4.nextn_predict_layers", 1),
+        ("GPTNeoXForCausalLM", "gptneox.attention.value_length", 32),
         ("GraniteForCausalLM", "granite.rope.scaling.finetuned", False),
-        ("Olmo2ForCausalLM", "olmo2.attention.sliding_window", 16),
+        ("HunYuanDenseV1ForCausalLM", "hunyuan-dense.rope.scaling.alpha", 50.0),
+        ("Ministral3ForCausalLM", "mistral3.rope.scaling.yarn_log_multiplier", 0.5),
+        ("NemotronForCausalLM", "nemotron.attention.value_length", 32),
+        ("Olmo2ForCausalLM", "olmo2.rope.dimension_count", 32),
+        ("Olmo3ForCausalLM", "olmo2.attention.sliding_window_pattern", 0),
+        ("OlmoeForCausalLM", "olmoe.expert_weights_norm", True),
+        ("Qwen2MoeForCausalLM", "qwen2moe.expert_weights_scale", 2.0),
+        ("SeedOssForCausalLM", "seed_oss.expert_count", 4),
+        ("StableLmForCausalLM", "stablelm.attention.value_length", 32),
+        ("Starcoder2ForCausalLM", "starcoder2.rope.dimension_count", 32),
     ],
 )
 def test_other_models_of_an_architecture_are_refused_by_their_key(
     name: str, key: str, value: Any, tmp_path: Path
 ) -> None:
-    """Granite without rotary positions, and OLMo 3."""
-    config = CONFIG | {"architectures": [name], "num_hidden_layers": 1} | MORE_FIELDS.get(name, {})
-    tokens = dataclasses.replace(letters(320), more={key: value})
-    path = write_gguf(tmp_path / "model.gguf", config, random_tensors(config), tokens)
-    with pytest.raises(CheckpointError, match=re.escape(key)):
-        GgufSource(str(path)).config  # noqa: B018
+    """Granite without rotary positions, GLM-OCR, ..."""
+    with pytest.raises(CheckpointError, match=rf"has {re.escape(key)} = "):
+        config_in(tmp_path, name, {}, **{key: value})
+
+
+def test_windows_are_those_of_llama_cpp(tmp_path: Path) -> None:
+    """EXAONE 4 has them in 64 layers alone; a list of layers must be the one that is not read."""
+    kinds = [SLIDING, SLIDING, SLIDING, FULL] * 16
+    windows = {"num_hidden_layers": 64, "sliding_window": 16, "layer_types": kinds}
+    found = config_in(tmp_path, "Exaone4ForCausalLM", windows)
+    assert found["sliding_window"] == 16
+    wanted = mixed_windows(windows, 64, 16, every=1)
+    assert mixed_windows(found, 64, 16, every=found["sliding_window_pattern"]) == wanted
+    windows |= {"layer_types": [SLIDING, FULL] * 32}
+    with pytest.raises(CheckpointError, match=r"exaone4.attention.sliding_window_pattern"):
+        config_in(tmp_path, "Exaone4ForCausalLM", windows)
+
+
+def test_keys_that_a_file_lacks_have_the_values_of_llama_cpp(tmp_path: Path) -> None:
+    """The widths of experts, the window of EXAONE 4, and the factor on queries of Mistral Small."""
+    found = config_in(
+        tmp_path, "Exaone4ForCausalLM", {"num_hidden_layers": 64, "sliding_window": None}
+    )
+    assert (found["sliding_window"], found["sliding_window_pattern"]) == (4096, 4)
+    found = config_in(tmp_path, "Ministral3ForCausalLM", {"rope_scaling": None})
+    assert found["rope_scaling"]["rope_type"] == "default"
+    assert found["rope_scaling"]["llama_4_scaling_beta"] == 0
+    widths = ("moe_intermediate_size", "shared_expert_intermediate_size")
+    found = config_in(tmp_path, "Qwen2MoeForCausalLM", dict.fromkeys(widths))
+    assert [found[name] for name in widths] == [128, 256]
 
 
 def test_tensors_of_several_types_join_without_loss(
@@ -348,6 +381,15 @@ def test_rules_of_rotary_positions_are_read(tmp_path: Path, kind: str) -> None:
     )
     np.testing.assert_allclose(got, wanted, rtol=1e-6)
     assert got_factor == factor
+
+
+def test_a_factor_of_yarn_is_the_rules_own(tmp_path: Path) -> None:
+    """The converter stores a checkpoint's attention_factor, which llama.cpp does not read."""
+    name, key = "Olmo3ForCausalLM", "olmo2.rope.scaling.yarn_attn_factor"
+    found = config_in(tmp_path, name, {}, **{key: 0.1 * math.log(4.0) + 1.0})
+    assert found["rope_parameters"][FULL]["rope_type"] == "yarn"
+    with pytest.raises(CheckpointError, match=rf"{re.escape(key)} = 1.5. Allowed: 1.0 or 1.13863"):
+        config_in(tmp_path, name, {}, **{key: 1.5})
 
 
 def test_another_architecture_and_type_are_refused_by_name(tmp_path: Path) -> None:

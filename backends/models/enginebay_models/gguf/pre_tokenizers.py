@@ -73,7 +73,10 @@ PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
     "deepseek-coder": PreTokenizer(
         (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}")
     ),
-    "deepseek-v3": PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3)),
+    **dict.fromkeys(
+        ("deepseek-v3", "hunyuan-dense"),
+        PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK3)),
+    ),
     "seed-coder": PreTokenizer((_SEED_CODER,)),
 }  # fmt: skip
 """Name -> pre-tokenizer, of those that the served architectures have."""

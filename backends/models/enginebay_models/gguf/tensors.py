@@ -16,47 +16,21 @@ import numpy as np
 from enginebay.contracts.model import Model
 from enginebay.errors import CheckpointError, shown
 from enginebay.weights import QuantizedArray
+from enginebay_models.gguf.architectures import ARCHITECTURES
 from enginebay_models.gguf.block_types import BLOCK_TYPES, BlockType
-from enginebay_models.gguf.config import (
-    EMBEDDING_TENSOR,
-    HEAD_TENSOR,
-    LONG_DIVISORS,
-    ROPE_DIVISORS,
-    SHORT_DIVISORS,
-)
+from enginebay_models.gguf.config import EMBEDDING_TENSOR, HEAD_TENSOR
 from enginebay_models.gguf.header import GgufFile, GgufTensorInfo, tensor_bytes
+from enginebay_models.gguf.rope_rules import LONG_DIVISORS, ROPE_DIVISORS, SHORT_DIVISORS
 from enginebay_models.quantized_tensors import QuantizedForm, QuantizedTensor, Tensors
 from enginebay_models.safetensors_file import StoredTensor
 from enginebay_models.tensors import EMBEDDING, HEAD
 
-_WHOLE = {EMBEDDING_TENSOR: EMBEDDING, HEAD_TENSOR: HEAD, "output_norm.weight": "model.norm.weight"}
-_PARTS = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "ffn_gate_inp": "mlp.gate",
+_WHOLE = {
+    EMBEDDING_TENSOR: EMBEDDING,
+    HEAD_TENSOR: HEAD,
+    "output_norm.weight": "model.norm.weight",
+    "output_norm.bias": "model.norm.bias",
 }
-_GEMMAS = ("gemma", "gemma2", "gemma3")
-_SANDWICHES = ("gemma2", "gemma3", "olmo2")
-"""Architectures with norms of the results of attention and MLP."""
-_INTERLEAVED = ("granite", "llama", "smollm3")
-"""Architectures whose files have the two features of a rotary pair beside each other."""
-_SANDWICH_PARTS = _PARTS | {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_FUSED_PARTS = _PARTS | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
-_PARTS_OF = dict.fromkeys(_SANDWICHES, _SANDWICH_PARTS) | {"phi3": _FUSED_PARTS}
-"""Architecture -> parts of names in its files and in its models, where they differ from _PARTS."""
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _MODEL_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight")
@@ -73,17 +47,25 @@ _VALUE_DTYPES: Mapping[str, Any] = {
 
 def model_name(name: str, architecture: str) -> str:
     """Return the name that models have for a tensor; an unknown name is returned unchanged."""
-    parts = _PARTS_OF.get(architecture, _PARTS)
+    parts, beginnings = ARCHITECTURES[architecture].parts, ARCHITECTURES[architecture].beginnings
     found = _LAYER.fullmatch(name)
     if found is None or found[2] not in parts:
-        return _WHOLE.get(name, name)
-    return f"model.layers.{int(found[1])}.{parts[found[2]]}.{found[3]}"
+        return _begun(_WHOLE.get(name, name), beginnings)
+    return _begun(f"model.layers.{int(found[1])}.{parts[found[2]]}.{found[3]}", beginnings)
+
+
+def _begun(name: str, beginnings: Mapping[str, str]) -> str:
+    """Return a name with another beginning, if it has one of these."""
+    for old, new in beginnings.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
 
 
 def file_name(name: str, architecture: str) -> str:
     """Return the name that files have for a tensor of a model."""
-    parts = _PARTS_OF.get(architecture, _PARTS)
-    of_model = {own: usual for usual, own in parts.items()}
+    of_model = {own: usual for usual, own in ARCHITECTURES[architecture].parts.items()}
+    name = _begun(name, {new: old for old, new in ARCHITECTURES[architecture].beginnings.items()})
     if (expert := _MODEL_EXPERT.fullmatch(name)) is not None:
         return f"blk.{expert[1]}.ffn_{expert[2]}_exps.weight"
     found = _MODEL_LAYER.fullmatch(name)
@@ -103,7 +85,11 @@ def open_tensors(file: GgufFile, config: Mapping[str, Any]) -> Tensors:
 
 
 def _named(info: GgufTensorInfo, architecture: str) -> Iterator[tuple[str, GgufTensorInfo]]:
-    """Yield the names that models have for a tensor, and for its parts if each expert has one."""
+    """Yield the names that models have for a tensor, and for its parts if each expert has one. The
+    gate of shared experts is one row, also where a file has it as a vector.
+    """
+    if info.name.endswith(".ffn_gate_inp_shexp.weight") and len(info.shape) == 1:
+        info = dataclasses.replace(info, shape=(1, *info.shape))
     experts = _EXPERTS.fullmatch(info.name)
     if experts is None or len(info.shape) != 3:
         yield model_name(info.name, architecture), info
@@ -139,24 +125,21 @@ def check_shapes(model: Model, file: GgufFile, tensors: Tensors, architecture: s
 
 
 def _opened(info: GgufTensorInfo, config: Mapping[str, Any]) -> StoredTensor | QuantizedTensor:
-    architecture = config["model_type"]
+    architecture = ARCHITECTURES[config["model_type"]]
     form = BLOCK_TYPES[info.type_number]
-    heads = _interleaved_heads(info.name, config) if architecture in _INTERLEAVED else None
+    heads = _interleaved_heads(info.name, config) if architecture.is_interleaved else None
     order = None if heads is None else _rotary_order(info, heads)
+    if architecture.is_stacked and ".attn_qkv." in info.name:
+        order = _head_order(info, config["num_attention_heads"])
     if form.decode is not None:
         return _quantized(info, form, order)
     change: Callable[[np.ndarray], np.ndarray] | None = None
     if order is not None:
         change = lambda values: values[order]  # noqa: E731
-    elif architecture in _GEMMAS and info.name.endswith("norm.weight"):
-        change = _without_one
+    elif architecture.norm_offset and info.name.endswith("norm.weight"):
+        change = lambda values: values - values.dtype.type(architecture.norm_offset)  # noqa: E731
     facts = {"dtype": form.name, "shape": info.shape, "data_offsets": (0, tensor_bytes(info))}
     return StoredTensor(info.data, info.path, info.name, facts, info.start, change)
-
-
-def _without_one(factors: np.ndarray) -> np.ndarray:
-    """Return the weight of a norm of Gemma, which its files store with 1 added."""
-    return factors - factors.dtype.type(1)
 
 
 def _interleaved_heads(name: str, config: Mapping[str, Any]) -> int | None:
@@ -175,6 +158,15 @@ def _rotary_order(info: GgufTensorInfo, heads: int) -> np.ndarray:
         given = f"{info.path} has tensor {info.name!r} of type {info.type_name} with {rows} rows"
         raise CheckpointError(given, f"a multiple of {2 * heads}", "Choose another file.")
     return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
+
+
+def _head_order(info: GgufTensorInfo, heads: int) -> np.ndarray:
+    """Return the rows of queries, keys and values by head, where a file has all queries first."""
+    rows = info.shape[0]
+    if rows % (3 * heads):
+        given = f"{info.path} has tensor {info.name!r} of type {info.type_name} with {rows} rows"
+        raise CheckpointError(given, f"a multiple of {3 * heads}", "Choose another file.")
+    return np.arange(rows).reshape(3, heads, -1).swapaxes(0, 1).ravel()
 
 
 def _quantized(info: GgufTensorInfo, form: BlockType, order: np.ndarray | None) -> QuantizedTensor:
