@@ -18,6 +18,9 @@ from jax import tree_util
 
 from enginebay.errors import InputError
 
+KEY_CENTERS: Final = "key_centers."
+"""How the paths of weights begin that a quantised cache subtracts from keys."""
+
 FLOAT: Final = "float"
 """`QuantizedArray.activations` of a weight whose inputs are not rounded."""
 
@@ -160,10 +163,12 @@ def merge_weights(base: Mapping[str, Weight], *changes: Any) -> Mapping[str, Wei
     nnx.State).
 
     The new values get the shardings of `base`. InputError for a weight that the model does not
-    have, or of another shape or dtype, because the compiled programs accept only these.
+    have, or of another shape or dtype, because the compiled programs accept only these. Centres of
+    keys that the model does not have are left out: they belong to the cache of another engine.
     """
     own = flat_weights(base)
-    named = dict(leaf for change in changes if change is not None for leaf in _flatten(change))
+    leaves = [leaf for change in changes if change is not None for leaf in _flatten(change)]
+    named = {path: x for path, x in leaves if path in own or not path.startswith(KEY_CENTERS)}
     for path, value in named.items():
         if path not in own and path not in base:
             raise InputError(

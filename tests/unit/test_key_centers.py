@@ -16,10 +16,13 @@ from safetensors.numpy import load_file, save_file
 
 from enginebay import LLM, EngineConfig
 from enginebay.compose.composition import make_plan
-from enginebay.compose.key_centers import with_measured_centers
+from enginebay.compose.key_centers import CenteredModel, with_measured_centers
 from enginebay.compose.plan import Plan
+from enginebay.errors import InputError
 from enginebay.ops.key_centers import center_path, has_center
 from enginebay.ops.spec import AttnSpec
+from enginebay.weights import merge_weights
+from enginebay_oengine.paged_cache import make_quantizer
 from enginebay_testing.engine_moves import put_and_compare
 from enginebay_testing.reference import ReferenceModel
 from tests.brief import LEAST
@@ -43,7 +46,7 @@ def biased(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def test_groups_whose_attention_a_shift_of_scores_changes_have_no_centre() -> None:
+def test_a_group_has_no_centre_where_a_shift_of_its_scores_would_count() -> None:
     spec = AttnSpec(4, 2, 64).stored_as("uint4")
     assert has_center(spec)
     assert has_center(spec.stored_as("int8"))
@@ -112,7 +115,7 @@ def test_what_all_keys_have_in_common_costs_little(biased: str, storage: str) ->
 
 
 @pytest.mark.long
-def test_a_row_has_the_models_keys_and_put_back_the_same_bytes(
+def test_a_row_has_the_keys_of_the_model_and_keeps_its_bytes(
     biased: str,
 ) -> None:
     found = []
@@ -126,3 +129,34 @@ def test_a_row_has_the_models_keys_and_put_back_the_same_bytes(
     for name, array in wanted.items():
         off = np.abs(taken[name] - array).max(axis=-1) / np.abs(array).max(axis=-1)
         assert off.max() < 0.02, name
+
+
+def test_an_inner_model_keeps_its_specs_and_zeros_have_the_shape_of_any_part() -> None:
+    model = _plan(LEAST).model
+    assert isinstance(model, CenteredModel)
+    kept = model.inner.weight_specs()
+    model.inner.weight_specs = lambda: kept  # type: ignore[method-assign]
+    assert model.weight_specs().keys() - kept.keys() == {PATH}
+    whole = model.tensor_sources()[PATH].build((), (slice(None), slice(1, 2), slice(None)))
+    layers, _, width = model.weight_specs()[PATH].shape
+    assert whole.shape == (layers, 1, width)
+
+
+def test_weights_of_a_quantised_cache_can_be_set_in_an_engine_without_one() -> None:
+    base, center = {"a": jnp.zeros(2)}, {PATH: jnp.ones((1, 2, 32))}
+    merged = merge_weights(base, {"a": np.ones(2, np.float32)} | center)
+    assert merged.keys() == base.keys()
+    with pytest.raises(InputError, match="weight 'other'"):
+        merge_weights(base, {"other": np.ones(2, np.float32)})
+
+
+@pytest.mark.long
+def test_oengines_quantizer_with_a_centre_is_that_of_the_cache(biased: str) -> None:
+    plan = _plan(biased)
+    centers = np.asarray(plan.load_weights()[PATH])[0]
+    keys = centers + np.random.default_rng(0).normal(size=(50, *centers.shape)).astype(np.float32)
+    quantizer = make_quantizer(plan)
+    errors = [np.abs(np.asarray(quantizer(keys, c)) - keys).max() for c in (None, centers)]
+    assert errors[1] < 0.5 * errors[0]
+    less = jnp.asarray(keys - centers)
+    np.testing.assert_allclose(quantizer(keys, centers), quantizer(less) + centers, atol=1e-5)

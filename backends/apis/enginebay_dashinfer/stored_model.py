@@ -169,9 +169,11 @@ class StoredModel:
         self._check({name: one for path in arrays for name, one in named(path, arrays[path])})
         done = 0
         weights: dict[str, Weight] = {}
-        for path, empty in made.items():  # of no tensor: places for adapters
+        for path, empty in made.items():  # such as places for adapters
             whole = sources[path].build([], tuple(slice(0, size) for size in empty.shape))
-            weights[path] = jax.device_put(whole.astype(form.dtype), place(path, empty))
+            weights[path] = jax.device_put(
+                whole.astype(empty.dtype or form.dtype), place(path, empty)
+            )
         for path, spec in arrays.items():
             parts: dict[str, Any] = {}
             for name, one in named(path, spec):

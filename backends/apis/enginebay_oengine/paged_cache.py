@@ -172,20 +172,25 @@ class CacheQuantizer:
     quantization_platform: str
     rotated: tuple[int, ...] = ()
 
-    def __call__(self, values: jax.Array) -> jax.Array:
+    def __call__(self, values: jax.Array, center: jax.Array | None = None) -> jax.Array:
         """Return keys or values [..., head_dim] as they are read from the cache, in their dtype.
-        Without a method they are unchanged.
+        Without a method they are unchanged. `center`: for keys [..., kv_heads, head_dim] of a
+        layer, what the cache subtracts from them, f32 [kv_heads, head_dim]: the layer's part of the
+        weight that `enginebay.ops.key_centers.center_path` names.
         """
         values = jnp.asarray(values)
         if self.quantization_method is None:
             return values
-        return _as_read(values, self.quantization_method, self.rotated)
+        return _as_read(values, center, self.quantization_method, self.rotated)
 
 
 @functools.partial(jax.jit, static_argnames=("method", "rotated"))
-def _as_read(values: jax.Array, method: str, rotated: tuple[int, ...]) -> jax.Array:
-    stored = QUANTIZE[method](rotate(values, rotated))
-    return rotate(stored.values(), rotated).astype(values.dtype)
+def _as_read(
+    values: jax.Array, center: jax.Array | None, method: str, rotated: tuple[int, ...]
+) -> jax.Array:
+    less = jnp.float32(0) if center is None else center
+    stored = QUANTIZE[method](rotate(values.astype(jnp.float32) - less, rotated))
+    return (rotate(stored.values(), rotated) + less).astype(values.dtype)
 
 
 def make_quantizer(plan: Plan) -> CacheQuantizer:

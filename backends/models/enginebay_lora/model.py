@@ -12,12 +12,12 @@ import jax.numpy as jnp
 
 from enginebay.contracts.cache import CacheArrays
 from enginebay.contracts.model import (
-    MADE_OF_NO_TENSOR,
     Embeddings,
     Model,
     ModelCache,
     TensorSource,
     Weights,
+    made_of_no_tensor,
 )
 from enginebay.ops.bound import Ops
 from enginebay.ops.partition_rules import NamedWeight
@@ -49,15 +49,16 @@ class LoraModel(Model):
         self.info, self.inner, self.layers = inner.info, inner, layers
 
     def weight_specs(self) -> dict[str, WeightSpec]:
-        specs = self.inner.weight_specs()
+        specs = dict(self.inner.weight_specs())
         for layer in self.layers.values():
             specs |= dict(zip((layer.a, layer.b), layer.specs, strict=True))
         return specs
 
     def tensor_sources(self) -> dict[str, TensorSource]:
-        sources = self.inner.tensor_sources()
-        for layer in self.layers.values():
-            sources |= dict.fromkeys((layer.a, layer.b), MADE_OF_NO_TENSOR)
+        sources = dict(self.inner.tensor_sources())
+        for layer in self.layers.values():  # slots are empty at first
+            made = [made_of_no_tensor(spec.shape) for spec in layer.specs]
+            sources |= zip((layer.a, layer.b), made, strict=True)
         return sources
 
     def hidden(

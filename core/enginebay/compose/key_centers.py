@@ -19,13 +19,13 @@ from enginebay.contracts.cache import CacheArrays
 from enginebay.contracts.cache_shape import CacheShape
 from enginebay.contracts.executor import Layouts
 from enginebay.contracts.model import (
-    MADE_OF_NO_TENSOR,
     Embeddings,
     Model,
     ModelCache,
     ModelInfo,
     TensorSource,
     Weights,
+    made_of_no_tensor,
 )
 from enginebay.contracts.placement import Placement
 from enginebay.ops.attention import NO_INPUTS, NamedInputs
@@ -43,11 +43,11 @@ from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
 from enginebay.weights import Weight, WeightSpec
 
 NUM_TOKENS = 64
-"""Centres are means over so many tokens, drawn at random."""
+"""Centres are means over this many tokens, drawn at random."""
 
 MAX_DISTANCE = 32
-"""At most so many positions lie between the tokens. A mean over 64 tokens of neighbouring positions
-does not hold for positions further on: the pairs of channels that turn slowly have hardly turned.
+"""Max positions from one of the tokens to the next. Over 64 neighbouring positions, the pairs of
+channels that turn slowly hardly turn, and their mean would be wrong a thousand positions on.
 """
 
 _MEAN = "key_mean"
@@ -68,7 +68,7 @@ class CenteredModel(Model):
         self.info, self.inner, self._groups = inner.info, inner, groups
 
     def weight_specs(self) -> dict[str, WeightSpec]:
-        specs = self.inner.weight_specs()
+        specs = dict(self.inner.weight_specs())
         for group in self.info.groups:
             if group.name in self._groups:
                 shape = (group.num_layers, group.num_kv_heads, group.head_dim)
@@ -77,8 +77,9 @@ class CenteredModel(Model):
         return specs
 
     def tensor_sources(self) -> dict[str, TensorSource]:
-        paths = map(center_path, self._groups)
-        return {**self.inner.tensor_sources(), **dict.fromkeys(paths, MADE_OF_NO_TENSOR)}
+        specs, paths = self.weight_specs(), map(center_path, self._groups)
+        made = {path: made_of_no_tensor(specs[path].shape) for path in paths}
+        return {**self.inner.tensor_sources(), **made}
 
     def hidden(
         self,
@@ -95,9 +96,8 @@ class CenteredModel(Model):
                 with_center(layer, weights, group, i) for i, layer in enumerate(cache[group])
             )
         hidden, after = self.inner.hidden(weights, ops, token_ids, given, batches, embeds)
-        for group in self._groups:
-            after[group] = tuple(without_center(layer)[0] for layer in after[group])
-        return hidden, after
+        own = {g: tuple(without_center(layer)[0] for layer in after[g]) for g in self._groups}
+        return hidden, {**after, **own}
 
     def logits(self, weights: Weights, ops: Ops, hidden: jax.Array) -> jax.Array:
         return self.inner.logits(weights, ops, hidden)

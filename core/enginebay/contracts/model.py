@@ -131,12 +131,16 @@ class TensorSource:
     build: Any
 
 
-def _zeros(readers: Sequence[Any], index: tuple[slice, ...]) -> np.ndarray:
-    return np.zeros([piece.stop - piece.start for piece in index], np.float32)
+def made_of_no_tensor(shape: tuple[int, ...]) -> TensorSource:
+    """Return the source of a weight of this shape that no checkpoint has: it is made of zeros, and
+    set later.
+    """
 
+    def zeros(readers: Sequence[Any], index: tuple[slice, ...]) -> np.ndarray:
+        pairs = zip(index, shape, strict=True)
+        return np.zeros([len(range(*piece.indices(size))) for piece, size in pairs], np.float32)
 
-MADE_OF_NO_TENSOR = TensorSource((), (), _zeros)
-"""The source of a weight that no checkpoint has: it is 0 until it is set."""
+    return TensorSource((), (), zeros)
 
 
 class Model(ABC):

@@ -26,10 +26,10 @@ class AttentionOp(Protocol):
     rope: the op first rotates q and k to batch.positions; a kernel may fuse this with the write to
     the cache. None: q and k are rotated already. k, v: None in a layer that reads the cache of
     another layer (spec.kv_shared). cache: the arrays of the layout and, where keys are stored less
-    their mean, KEY_CENTER (`enginebay.ops.key_centers`). inputs: all that `spec.inputs` names, and
-    "layer", the number of the layer, an int (a traced int32 in shadow mode).
-    `enginebay.ops.head_inputs` describes the inputs f32 [Hq] that enginebay knows, such as "sinks"
-    and "slopes". A kernel receives each input that it declares as a keyword.
+    a centre, KEY_CENTER (`enginebay.ops.key_centers`), which kernels do not get. inputs: all that
+    `spec.inputs` names, and "layer", the number of the layer, an int (a traced int32 in shadow
+    mode). `enginebay.ops.head_inputs` describes the inputs f32 [Hq] that enginebay knows, such as
+    "sinks" and "slopes". A kernel receives each input that it declares as a keyword.
 
     The last result is the log-sum-exp f32 [T, Hq] for a spec with `return_lse`, and None otherwise.
     With it a model can merge the attention over two caches.

@@ -16,6 +16,7 @@ import jax
 from enginebay.contracts.cache import CacheArrays
 from enginebay.ops.head_rotation import ROTATED
 from enginebay.ops.spec import AttnSpec
+from enginebay.weights import KEY_CENTERS
 
 KEY_CENTER = "key_center"
 """The name of the centre, f32 [kv_heads, head_dim], among the arrays of a layer's cache that
@@ -30,7 +31,7 @@ _SHIFT_ADDS = frozenset({"slopes"})
 
 
 def has_center(spec: AttnSpec) -> bool:
-    """Return whether the keys of a layer are stored without their centre."""
+    """Return whether keys of a layer are stored less a centre."""
     if spec.kv_storage not in ROTATED or spec.v_is_k_prefix or spec.kv_shared:
         return False
     return spec.softcap is None and not spec.return_lse and set(spec.inputs) <= _SHIFT_ADDS
@@ -40,7 +41,7 @@ def center_path(group: str) -> str:
     """Return the path of the weight with the centres of a cache group, f32 [layers, kv_heads,
     head_dim].
     """
-    return f"key_centers.{group}"
+    return f"{KEY_CENTERS}{group}"
 
 
 def with_center(
