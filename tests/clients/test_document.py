@@ -22,7 +22,7 @@ LIMIT_S = 120
 @pytest.fixture
 def short() -> Iterator[ServerProcess]:
     """A server whose answers are short, also those without max_tokens."""
-    flags = ("--warmup", "lazy", "--max-model-len", "64")
+    flags = ("--warmup", "lazy", "--max-model-len", "64", "--lora-routes", "--max-loras", "1")
     with ServerProcess(*flags, environment={"ENGINEBAY_API_KEY": KEY}) as started:
         yield started
 

@@ -13,8 +13,9 @@ import urllib.parse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tests.server.hostile_bodies import BASES
+from tests.server.hostile_bodies import ADAPTER_BASES, BASES
 
+ALL_BASES = {**BASES, **ADAPTER_BASES}
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """Fields that stay as in BASES, so that an answer is short."""
 
@@ -125,7 +126,7 @@ def _body(
     rng: random.Random, document: Mapping[str, Any], path: str, operation: Mapping[str, Any]
 ) -> bytes:
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
-    body = {**copy.deepcopy(BASES[path]), "model": rng.choice(MODELS)}
+    body = {**copy.deepcopy(ALL_BASES[path]), "model": rng.choice(MODELS)}
     fields = _resolved(document, schema)["properties"]
     names = [name for name in fields if name not in LENGTHS]
     for name in rng.sample(names, rng.choice([0, 1, 1, 2, 3])):

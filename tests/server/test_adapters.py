@@ -14,7 +14,7 @@ import pytest
 from tests.adapters import change_config, change_tensors, write_adapter
 from tests.brief import TINY
 from tests.server.in_process_client import Asker, error_of
-from tests.server.test_metrics import samples
+from tests.server.test_metrics import ends_between, samples
 
 if TYPE_CHECKING:
     from enginebay import LLM
@@ -114,6 +114,27 @@ def test_clients_load_and_unload_adapters(adapted: Asker, tmp_path: Path) -> Non
         adapted.ok(UNLOAD, lora_name=name)
         assert adapted.refused(UNLOAD, 404, lora_name=name)["code"] == "adapter_not_found"
         assert adapted.refused("/v1/completions", 404, **ASKED, model=name)
+
+
+def test_no_counter_goes_down_when_adapters_come_and_go(adapted: Asker, tmp_path: Path) -> None:
+    folder = str(write_adapter(tmp_path / "a", TINY, seed=2, scale=2.0))
+    load, ask = {"lora_name": "a", "lora_path": folder}, {**ASKED, "model": "a"}
+    before = samples(adapted)
+    for path, body, status, ends in (
+        (LOAD, load, 200, {}),
+        (TEXT, ask, 200, {"length": 1}),
+        (TEXT, {**ask, "stream": True}, 200, {"length": 1}),
+        (LOAD, load, 409, {}),
+        (UNLOAD, {"lora_name": "a"}, 200, {}),
+        (UNLOAD, {"lora_name": "a"}, 404, {}),
+        (TEXT, ask, 404, {}),
+        (LOAD, load, 200, {}),  # the same name again
+        (UNLOAD, {"lora_name": "a"}, 200, {}),
+    ):
+        assert adapted.post(path, body).status_code == status, path
+        found = samples(adapted)
+        assert ends_between(before, found) == ends, path
+        before = found
 
 
 def test_adapters_that_cannot_be_served_are_refused(adapted: Asker, tmp_path: Path) -> None:

@@ -154,6 +154,19 @@ def test_a_bias_makes_a_token_certain(asker: Asker) -> None:
     assert text(answer) == " cat cat"
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_bad_word_is_not_written_and_words_that_contain_it_are(asker: Asker, seed: int) -> None:
+    fields: dict[str, Any] = {"prompt": "Once upon a time, there was a", "max_tokens": 80}
+    drawn = {**fields, "temperature": 1.3, "seed": seed, "logprobs": 0}
+    [free] = asker.ok(PATH, **drawn)["choices"]
+    [bound] = asker.ok(PATH, **drawn, bad_words=["the"])["choices"]
+    assert {"the", " the"} & set(free["logprobs"]["tokens"])
+    assert not {"the", " the"} & set(bound["logprobs"]["tokens"])
+    [token_id] = asker.llm.tokenizer.encode(" together")
+    certain = {**fields, "max_tokens": 2, "logit_bias": {str(token_id): 100}}
+    assert text(asker.ok(PATH, **certain, bad_words=["the"])) == " together together"
+
+
 def test_embeddings_are_the_pooled_states(asker: Asker) -> None:
     import base64
 

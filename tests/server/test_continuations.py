@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from enginebay_server import routes_anthropic, routes_responses
+from enginebay_server.chat import chat_params
 from tests.server.in_process_client import Asker
 from tests.unit.test_continuations import save_model, sentencepiece_like
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from enginebay import LLM
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 HELLO = [{"role": "user", "content": "Hello"}]
 BEGUN = [*HELLO, {"role": "assistant", "content": "well"}]
 CONTINUES = {"continue_final_message": True, "add_generation_prompt": False}
@@ -61,6 +64,35 @@ def test_a_continuation_keeps_its_first_space(
     events = asker.events(path, **body)
     choices = [choice for event in events for choice in event["choices"]]
     assert "".join(text_of(choice, "delta") for choice in choices) == text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "text"),
+    [
+        (MESSAGES, {"messages": HELLO, "max_tokens": 2}, "wo wo"),
+        (MESSAGES, {"messages": BEGUN, "max_tokens": 2}, " wo wo"),
+        (RESPONSES, {"input": HELLO, "max_output_tokens": 2}, "wo wo"),
+    ],
+)
+def test_other_apis_keep_the_first_space_of_a_continuation_alone(
+    spaced_llm: LLM, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], text: str
+) -> None:
+    """Their bodies have no allowed_token_ids, so these are added to what is read of them."""
+    for routes in (routes_anthropic, routes_responses):
+        monkeypatch.setattr(routes, "chat_params", _only_one_token)
+    asker = Asker(spaced_llm)
+    whole = asker.ok(path, **body)
+    parts = whole["content"] if path == MESSAGES else whole["output"][0]["content"]
+    assert [part["text"] for part in parts] == [text]
+    answer = asker.post(path, {**body, "stream": True})
+    lines = [line for line in answer.text.split("\n") if line.startswith("data: ")]
+    deltas = [json.loads(line.removeprefix("data: ")).get("delta", "") for line in lines]
+    texts = [one if isinstance(one, str) else one.get("text", "") for one in deltas]
+    assert "".join(texts) == text
+
+
+def _only_one_token(*given: Any) -> Any:
+    return chat_params(*given).model_copy(update={"allowed_token_ids": ONLY["allowed_token_ids"]})
 
 
 def test_the_texts_of_tokens_with_logprobs_are_the_continuation(spaced_llm: LLM) -> None:

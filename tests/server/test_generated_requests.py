@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.generated_requests import GeneratedRequest, generated_requests
+from tests.server.hostile_bodies import ADAPTER_BASES, BASES
 from tests.server.process import FEW_SIZES, ServerProcess
 
 NUM_REQUESTS = 5000
@@ -35,7 +36,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     store = tmp_path_factory.mktemp("store") / "responses.sqlite"
     flags = ("--max-model-len", "64", "--log-level", "info", "--set", "embeddings=true")
     stored = ("--response-store", str(store), "--tool-parser", "hermes")
-    with ServerProcess(*flags, *stored, command=FEW_SIZES) as running:
+    adapters = ("--lora-routes", "--max-loras", "1")
+    with ServerProcess(*flags, *stored, *adapters, command=FEW_SIZES) as running:
         running.wait_for("ready")
         yield running
 
@@ -77,6 +79,7 @@ def test_generated_requests_find_no_fault_of_the_server(server: ServerProcess) -
     *_, text = ask(server, GeneratedRequest("GET", "/openapi.json", (), b""))
     requests = list(generated_requests(json.loads(text), NUM_REQUESTS, SEED))
     assert len({(one.method, one.target.partition("?")[0]) for one in requests}) > 30
+    assert {*BASES, *ADAPTER_BASES} < {one.target.partition("?")[0] for one in requests}
     before = chat(server)
     first = len(server.errors)
     with concurrent.futures.ThreadPoolExecutor(NUM_CLIENTS) as pool:

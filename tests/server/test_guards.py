@@ -115,6 +115,19 @@ def test_a_constraint_beyond_the_limits_is_refused(
     asker.ok(CHAT, messages=HELLO, max_tokens=1, guided_choice=["a"])
 
 
+@pytest.mark.parametrize("count", [1_999, 2_000, 10_000])
+def test_as_many_choices_as_the_limit_allows_are_served(asker: Asker, count: int) -> None:
+    texts = [f"it{number}" for number in range(count)]
+    [choice] = asker.ok(COMPLETIONS, prompt="One", max_tokens=12, guided_choice=texts)["choices"]
+    assert choice["text"] in texts
+
+
+def test_more_choices_than_the_limit_are_refused_by_its_name(asker: Asker) -> None:
+    texts = [f"it{number}" for number in range(10_001)]
+    error = asker.refused(COMPLETIONS, 400, prompt="One", max_tokens=12, guided_choice=texts)
+    assert "guided_limits.items" in error["message"]
+
+
 @pytest.mark.parametrize(
     ("field", "param"), [("regex", "guided_regex"), ("temperature", "temperature")]
 )

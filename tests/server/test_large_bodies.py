@@ -46,6 +46,12 @@ def schemas(asker: Asker) -> Iterator[tuple[str, str, dict[str, Any]]]:
             yield path, field, schema
 
 
+def test_the_bodies_of_these_tests_are_those_of_every_path_that_takes_one(asker: Asker) -> None:
+    document = Asker(asker.llm, lora_routes=True).app.openapi()
+    posted = {path for path, methods in document["paths"].items() if "post" in methods}
+    assert posted == {*BASES, *ADAPTER_BASES}
+
+
 def test_every_list_and_every_name_has_a_limit(asker: Asker) -> None:
     found = set()
     for path, field, schema in schemas(asker):

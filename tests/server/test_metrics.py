@@ -82,24 +82,30 @@ CHAT = {"messages": HELLO, "max_tokens": 3, "ignore_eos": True}
 MANY = {"n": 3, "temperature": 1, "seed": 1}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 KINDS: list[tuple[str, dict[str, Any], dict[str, int]]] = [
-    ("completions", TWO, {"length": 2}),
-    ("completions", {**TWO, **MANY}, {"length": 6}),
-    ("completions", {**TWO, **MANY, "n": 1, "best_of": 3}, {"length": 2}),
-    ("completions", {**TWO, "stream": True}, {"length": 2}),
-    ("completions", {**TWO, **MANY, "stream": True}, {"length": 6}),
-    ("completions", {**TWO, "max_tokens": 0, "echo": True}, {"length": 2}),
-    ("completions", {**TWO, "stop": ["e"], "stream": True, "max_tokens": 40}, {"stop": 2}),
-    ("chat/completions", CHAT, {"length": 1}),
-    ("chat/completions", {**CHAT, **MANY, "stream": True}, {"length": 3}),
-    ("responses", {"input": "Hello!", "max_output_tokens": 3}, {"length": 1}),
-    ("messages", {"messages": HELLO, "max_tokens": 3, "stream": True}, {"length": 1}),
-    ("completions", {**TWO, "guided_choice": ["yes", "no"], "stream": True}, {"stop": 2}),
-    ("completions", {**TWO, "logprobs": 2, "temperature": 0.5}, {"length": 2}),
-    ("chat/completions", {**CHAT, "tools": TOOLS, "stream": True}, {"length": 1}),
-    ("embeddings", {"input": ["a", "b"]}, {}),
-    ("count_tokens", {"prompt": "a"}, {}),
-    ("completions", {**TWO, "temperature": -1}, {}),
-    ("completions", {**TWO, "prompt": []}, {}),
+    ("/v1/completions", TWO, {"length": 2}),
+    ("/v1/completions", {**TWO, **MANY}, {"length": 6}),
+    ("/v1/completions", {**TWO, **MANY, "n": 1, "best_of": 3}, {"length": 2}),
+    ("/v1/completions", {**TWO, "stream": True}, {"length": 2}),
+    ("/v1/completions", {**TWO, **MANY, "stream": True}, {"length": 6}),
+    ("/v1/completions", {**TWO, "max_tokens": 0, "echo": True}, {"length": 2}),
+    ("/v1/completions", {**TWO, "stop": ["e"], "stream": True, "max_tokens": 40}, {"stop": 2}),
+    ("/v1/chat/completions", CHAT, {"length": 1}),
+    ("/v1/chat/completions", {**CHAT, **MANY, "stream": True}, {"length": 3}),
+    ("/v1/responses", {"input": "Hello!", "max_output_tokens": 3}, {"length": 1}),
+    ("/v1/responses", {"input": "Hello!", "max_output_tokens": 3, "stream": True}, {"length": 1}),
+    ("/v1/messages", {"messages": HELLO, "max_tokens": 3, "stream": True}, {"length": 1}),
+    ("/v1/completions", {**TWO, "guided_choice": ["yes", "no"], "stream": True}, {"stop": 2}),
+    ("/v1/completions", {**TWO, "logprobs": 2, "temperature": 0.5}, {"length": 2}),
+    ("/v1/chat/completions", {**CHAT, "tools": TOOLS, "stream": True}, {"length": 1}),
+    ("/v1/embeddings", {"input": ["a", "b"]}, {}),
+    ("/v1/count_tokens", {"prompt": "a"}, {}),
+    ("/v1/messages/count_tokens", {"messages": HELLO}, {}),
+    ("/tokenize", {"prompt": "a"}, {}),
+    ("/detokenize", {"tokens": [5]}, {}),
+    ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "/no/such/folder"}, {}),
+    ("/v1/unload_lora_adapter", {"lora_name": "a"}, {}),
+    ("/v1/completions", {**TWO, "temperature": -1}, {}),
+    ("/v1/completions", {**TWO, "prompt": []}, {}),
 ]
 
 
@@ -121,12 +127,24 @@ def ends_between(before: dict[str, float], found: dict[str, float]) -> dict[str,
 
 
 def test_each_completion_ends_once_and_no_counter_goes_down(asker: Asker) -> None:
-    before = samples(asker)
+    served = Asker(asker.llm, lora_routes=True)
+    methods = served.app.openapi()["paths"].items()
+    assert {path for path, *_ in KINDS} == {path for path, one in methods if "post" in one}
+    before = samples(served)
     for path, body, ends in KINDS:
-        asker.post(f"/v1/{path}", body)
-        found = samples(asker)
+        served.post(path, body)
+        found = samples(served)
         assert ends_between(before, found) == ends, (path, body)
         before = found
+
+
+def test_no_counter_goes_down_when_a_response_is_deleted(asker: Asker) -> None:
+    made = asker.ok("/v1/responses", input="Hello!", max_output_tokens=3)
+    before = samples(asker)
+    for status in (200, 404):
+        [answer] = asker.all(("DELETE", f"/v1/responses/{made['id']}", {}))
+        assert answer.status_code == status
+        assert ends_between(before, samples(asker)) == {}
 
 
 LATE: list[tuple[str, dict[str, Any], int]] = [

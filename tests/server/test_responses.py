@@ -332,6 +332,22 @@ def test_fields_that_are_ignored_are_not_kept(asker: Asker) -> None:
     assert len(kept.to_bytes()) < 5000
 
 
+@pytest.mark.parametrize("in_file", [False, True])
+def test_unknown_fields_of_items_are_counted_where_they_are_kept(
+    asker: Asker, tmp_path: Path, in_file: bool
+) -> None:
+    size = 2**17
+    path = str(tmp_path / "responses") if in_file else None
+    served = Asker(asker.llm, response_store=path, max_stored_bytes=size + 2**16)
+    body = {"input": [{**HELLO[0], "no_such_field": "x" * size}], "max_output_tokens": 1}
+    first, second = (served.ok(PATH, **body) for _ in range(2))
+    assert served.state.responses.get(first["id"]) is None
+    kept = served.state.responses.get(second["id"])
+    assert kept is not None
+    assert size < len(kept.to_bytes()) < size + 2**16
+    served.state.close()
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_full_disk_takes_no_answer_away(
     asker: Asker, tmp_path: Path, stream: bool, caplog: pytest.LogCaptureFixture

@@ -6,10 +6,11 @@ import io
 import logging
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
-from enginebay.cli.program import OneLineFormatter, one_line
+from enginebay.cli.program import OneLineFormatter, main, one_line
 
 FORGED = "x\n2026-11-27 00:00:00,000 enginebay.server INFO id=z status=200"
 
@@ -36,6 +37,13 @@ def test_a_message_is_one_printable_line(
     assert line.endswith("\n")
     assert line[:-1].isprintable()
     assert text == "é ü 中" or text not in line
+
+
+def test_every_command_writes_its_log_as_such_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_up: dict[str, Any] = {}
+    monkeypatch.setattr(logging, "basicConfig", set_up.update)
+    assert main(["plugins"]) == 0
+    assert [type(handler.formatter) for handler in set_up["handlers"]] == [OneLineFormatter]
 
 
 def test_what_is_printable_is_unchanged() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,21 @@ import pytest
 from enginebay.errors import CheckpointError, InputError
 from enginebay.regular_files import read_regular
 from enginebay_lora.peft import CONFIG, TENSORS, read_adapter
-from enginebay_models.checkpoint import read_json
+from enginebay_models.checkpoint import INDEX_FILE, SINGLE_FILE, find_tensors, read_json
+from enginebay_models.opening import open_stored_model
+from enginebay_models.source import CheckpointSource
+from tests.brief import LEAST
+
+LIMIT_S = 10
+MODEL_FILES = (
+    "config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    SINGLE_FILE,
+    INDEX_FILE,
+)
 
 
 def test_a_file_is_read_up_to_its_largest_size(tmp_path: Path) -> None:
@@ -44,6 +61,44 @@ def test_what_is_no_regular_file_is_not_read(kind: str, tmp_path: Path) -> None:
         read_regular(path, 100)
     with pytest.raises(CheckpointError, match="no regular file"):
         read_json(path)
+
+
+def read_folder(folder: Path) -> None:
+    """Read all that a model's folder has."""
+    source = CheckpointSource(str(folder))
+    find_tensors(source.folder)
+    assert source.num_token_ids != 0
+    assert source.sampling_defaults is not None
+    source.load_tokenizer()
+
+
+def end_of(work: Callable[[], object], pipe: Path) -> BaseException | None:
+    """The exception that work ends with, if any. Work that waits for the pipe's writer fails."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        done = pool.submit(work)
+        try:
+            return done.exception(LIMIT_S)
+        except TimeoutError:
+            os.close(os.open(pipe, os.O_RDWR | os.O_NONBLOCK))  # its reader goes on
+    pytest.fail(f"{pipe.name} was waited for")
+
+
+@pytest.mark.parametrize("name", MODEL_FILES)
+def test_a_pipe_in_the_place_of_a_models_file_is_refused(name: str, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(LEAST, tmp_path / "model"))
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    error = end_of(lambda: read_folder(folder), folder / name)
+    assert isinstance(error, CheckpointError)
+    assert name in str(error)
+
+
+def test_a_pipe_in_the_place_of_a_gguf_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    os.mkfifo(path)
+    error = end_of(lambda: open_stored_model(str(path)), path)
+    assert isinstance(error, CheckpointError)
+    assert "m.gguf" in str(error)
 
 
 @pytest.mark.parametrize("name", [CONFIG, TENSORS])

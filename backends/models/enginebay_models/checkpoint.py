@@ -177,7 +177,7 @@ def read_token_info(folder: Path, config: Mapping[str, Any]) -> TokenInfo:
     or padding token outside of it counts as none; the first Llama checkpoints have -1.
     """
     path = folder / "generation_config.json"
-    generation = read_json(path) if path.is_file() else {}
+    generation = read_json(path) if path.exists() else {}
     ends = dict.fromkeys([*_ids(generation, "eos_token_id"), *_ids(config, "eos_token_id")])
     size = config.get("vocab_size")
     size = size if isinstance(size, int) else 2**31
@@ -208,7 +208,7 @@ def _first(generation: Mapping[str, Any], config: Mapping[str, Any], name: str) 
 
 def find_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Return every tensor of a folder's *.safetensors, by the index file if there is one."""
-    if (folder / INDEX_FILE).is_file():
+    if (folder / INDEX_FILE).exists():
         return _indexed(folder, read_json(folder / INDEX_FILE).get("weight_map"))
     single = folder / SINGLE_FILE
     files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))

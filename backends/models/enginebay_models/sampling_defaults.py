@@ -29,7 +29,7 @@ def read_sampling_defaults(folder: Path) -> dict[str, Any]:
     greedy. CheckpointError for a value that SamplingParams refuses.
     """
     path = folder / GENERATION_FILE
-    if not path.is_file():
+    if not path.exists():
         return {}
     generation = read_json(path)
     samples = generation.get("do_sample")

@@ -45,7 +45,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         given = f"{folder} has no tokenizer"
         raise CheckpointError(given, allowed, "Copy the model's tokenizer files into the folder.")
     settings = folder / "tokenizer_config.json"
-    config = read_json(settings) if settings.is_file() else {}
+    config = read_json(settings) if settings.exists() else {}
     _check_settings(config)
     _check_sentencepiece(folder)
     if _may_be_plain(folder, config):
@@ -246,7 +246,7 @@ class PlainTokenizer:
 def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     """Read the chat template of a folder; CheckpointError when its file is not text."""
     path = folder / "chat_template.jinja"
-    if not path.is_file():
+    if not path.exists():
         template: str | None = config.get("chat_template")
         return template
     try:
