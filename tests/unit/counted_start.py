@@ -1,5 +1,6 @@
 """A process that answers requests of many kinds, and prints what JAX traced, lowered and compiled
-in it: `python -m tests.unit.counted_start CACHE_FOLDER ENGINE`.
+in it: `python -m tests.unit.counted_start CACHE_FOLDER ENGINE [MODEL]`. With a model it starts by
+the first programs, as a server does, and has a logits processor more.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 from jax import monitoring
 
 from enginebay import LLM, SamplingParams
+from enginebay_runtime.engine import StepEngine
+from enginebay_runtime.layered import LayeredStep
+from enginebay_runtime.local import LocalExecutor
 from tests.brief import TINY
 
 EVENTS = {
@@ -29,8 +33,8 @@ SIZES: dict[str, Any] = {
 }
 
 
-def requests() -> Iterator[tuple[list[list[int]], dict[str, Any]]]:
-    """Prompts and sampling parameters."""
+def requests(*, dry: bool) -> Iterator[tuple[list[list[int]], dict[str, Any]]]:
+    """Prompts and sampling parameters; `dry`: also for the logits processor of this name."""
     short, long = [3, 5, 9], list(range(2, 26))
     greedy: dict[str, Any] = {"temperature": 0.0}
     yield [short], greedy
@@ -41,9 +45,17 @@ def requests() -> Iterator[tuple[list[list[int]], dict[str, Any]]]:
     yield [short, long], greedy | {"logprobs": 3}
     yield [short], greedy | {"logit_bias": {5: 4.0}, "min_tokens": 3}
     yield [short], greedy | {"stop_token_ids": [7]}
+    if dry:
+        yield [short], greedy | {"processors": {"dry": {}}}
 
 
-def main(folder: str, engine: str) -> None:
+def programs_of(llm: LLM) -> list[Any]:
+    assert isinstance(llm.engine, StepEngine)
+    assert isinstance(llm.engine.executor, LocalExecutor)
+    return list(llm.engine.executor._programs.values())
+
+
+def main(folder: str, engine: str, model: str = "") -> None:
     """Start, answer, and print the numbers of events and the tokens."""
     found: dict[str, list[str]] = collections.defaultdict(list)
 
@@ -52,15 +64,19 @@ def main(folder: str, engine: str) -> None:
             found[EVENTS[name]].append(str(facts.get("fun_name")))
 
     monitoring.register_event_duration_secs_listener(record)
-    with LLM(str(TINY), engine=engine, compile_cache=folder, **SIZES) as llm:
-        llm.warmup()
+    more: dict[str, Any] = {"processors": ["logit_bias", "min_tokens", "dry"]} if model else {}
+    with LLM(model or str(TINY), engine=engine, compile_cache=folder, **SIZES, **more) as llm:
+        llm.warmup(background=bool(model))
+        num_layered = sum(isinstance(one, LayeredStep) for one in programs_of(llm))
+        if llm.later_compilation is not None:
+            assert llm.later_compilation.wait()
         tokens = []
-        for prompts, given in requests():
+        for prompts, given in requests(dry=bool(model)):
             params = SamplingParams(max_tokens=6, ignore_eos=True, **given)
             outputs = llm.generate(prompts, params)
             tokens += [[list(one.token_ids) for one in each.outputs] for each in outputs]
-    print(json.dumps({"events": found, "tokens": tokens}))
+    print(json.dumps({"events": found, "tokens": tokens, "num_layered": num_layered}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(*sys.argv[1:])

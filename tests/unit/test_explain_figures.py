@@ -7,6 +7,7 @@ caches by test_evaluate.py, and the prompts of a chat by test_explain_chat.py.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -20,6 +21,9 @@ import pytest
 
 from enginebay.compose.composition import build, make_plan
 from enginebay.config import EngineConfig
+from enginebay_dashinfer import allspark
+from enginebay_dashinfer.memory import ModelMemory
+from enginebay_dashinfer.planning import plan_model
 from enginebay_runtime.engine import StepEngine
 from enginebay_runtime.local import LocalExecutor
 from tests.brief import BRIEF
@@ -27,6 +31,8 @@ from tests.pool import few_sizes
 
 Run = Callable[..., tuple[int, str, str]]
 ENGINES = ("oengine", "vinference", "esurge")
+DASHINFER = "dashinfer"
+"""An API that makes the engine "esurge" with options and a number of pages of its own."""
 SIZES: dict[str, Any] = {
     "model": BRIEF,
     "max_model_len": 256,
@@ -56,16 +62,39 @@ def running(config: dict[str, Any]) -> Iterator[tuple[StepEngine, LocalExecutor]
     engine.close()
 
 
+@contextmanager
+def running_dashinfer(folder: Path) -> Iterator[tuple[StepEngine, LocalExecutor]]:
+    """The engine that DashInfer makes for SIZES, before its programs are compiled."""
+    loader = allspark.HuggingFaceModel(SIZES["model"], "m", user_set_data_type=SIZES["dtype"])
+    loader.load_model().read_model_config().serialize_to_path(allspark.Engine(), str(folder))
+    builder = loader.create_reference_runtime_config_builder(
+        "m", allspark.TargetDevice.CPU, [0], SIZES["max_num_seqs"]
+    )
+    builder.max_length(SIZES["max_model_len"]).lora_max_num(0)
+    builder.max_prefill_length(SIZES["max_num_batched_tokens"])
+    with ModelMemory().taking("m", plan_model(builder.build())) as plan:
+        engine = build(plan).engine
+    assert isinstance(engine, StepEngine)
+    assert isinstance(engine.executor, LocalExecutor)
+    yield engine, engine.executor
+    engine.close()
+
+
 def num_bytes(arrays: Any) -> int:
     return sum(array.nbytes for array in jax.tree.leaves(arrays))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [*ENGINES, DASHINFER])
 def test_weights_and_cache_are_those_of_the_arrays(run: Run, tmp_path: Path, engine: str) -> None:
     config = SIZES | {"engine": engine}
-    found = json.loads(explain(run, tmp_path, config, "--json"))
-    memory, stored, cache = found["memory"], found["stored_bytes"], found["cache"]
-    with running(config) as (made, executor):
+    made_by = running_dashinfer(tmp_path) if engine == DASHINFER else running(config)
+    with made_by as (made, executor):
+        config["engine"] = made.parts.config.engine.name
+        options = made.parts.config.engine.options.items()
+        given = [f"engine.{name}={json.dumps(one)}" for name, one in options if one is not None]
+        flags = itertools.chain(*(("--set", one) for one in given))
+        found = json.loads(explain(run, tmp_path, config, "--json", *flags))
+        memory, stored, cache = found["memory"], found["stored_bytes"], found["cache"]
         weights = num_bytes(executor.weights())
         assert stored["weights"] == memory["weights_bytes"] == weights
         assert memory["cache_bytes"] >= num_bytes(executor.arrays().cache)  # which may grow

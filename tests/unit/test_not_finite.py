@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -13,6 +14,9 @@ from safetensors.numpy import load_file, save_file
 from enginebay import LLM, SamplingParams
 from enginebay.errors import NonFiniteError
 from enginebay.serving.observer import Ending, Execution, Observer, Update
+from enginebay.types import NOT_FINITE
+from enginebay_runtime import local
+from enginebay_runtime.launched import LaunchedStep
 from tests.brief import DEMO, TINY
 
 BROKEN = 7
@@ -95,6 +99,37 @@ def test_a_row_with_nan_ends_with_an_error_that_names_the_step(
         broken.generate(BAD, params)
     assert "--verify-weights" in str(info.value)
     assert "float16" not in str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "params"),
+    [
+        ([], LONG),
+        pytest.param(
+            [GOOD], SamplingParams(max_tokens=4, temperature=1.0, seed=1), marks=pytest.mark.long
+        ),
+    ],
+    ids=["greedy", "drawn"],
+)
+def test_a_step_finds_nan_without_returning_its_logits(
+    broken: LLM, before: list[list[int]], params: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all that steps return beside their state, no array has an axis of the vocabulary."""
+    returned: list[Any] = []
+
+    def noting(sampled: Any, step: Any) -> LaunchedStep:
+        returned.append(sampled)
+        return LaunchedStep(sampled, step)
+
+    monkeypatch.setattr(local, "LaunchedStep", noting)
+    for prompt in before:
+        broken.generate(prompt, params)
+    with pytest.raises(NonFiniteError):
+        broken.generate(BAD, params)
+    info = broken.engine.parts.info
+    sizes = {size for one in jax.tree.leaves(returned) for size in one.shape}
+    assert not sizes & {info.vocab_size, info.num_token_ids}
+    assert any((np.asarray(one.tokens) == NOT_FINITE).any() for one in returned)
 
 
 @pytest.mark.long

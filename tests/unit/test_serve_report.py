@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,39 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
         assert not numbers
         assert list(ET.fromstring(one).iter("path"))
     assert page.count('class="limit"') == 1  # of the bound on ttft
+
+
+class Ancestors(HTMLParser):
+    """Of each table, the elements that it lies in, as (tag, class)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[tuple[str, str | None]] = []
+        self.of_tables: list[list[tuple[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "table":
+            self.of_tables.append(self.open[:])
+        if tag != "meta":  # which has no end
+            self.open.append((tag, dict(attrs).get("class")))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop()[0] == tag
+
+
+def test_each_table_lies_in_an_element_that_scrolls(tmp_path: Path) -> None:
+    """So a narrow window cuts no column off."""
+    loads = [measured(1.0), measured(2.0)]
+    record = make_record(FLAGS, ServerTarget("http://h:1", "<m>"), None, "r", BOUNDS, loads, None)
+    show_results(record, loads, json_only=True, folder=str(tmp_path))
+    page = (tmp_path / "report.html").read_text()
+    ancestors = Ancestors()
+    ancestors.feed(page)
+    assert len(ancestors.of_tables) == page.count("<table") == 2  # of loads, and of failures
+    assert all(("div", "wide") in one for one in ancestors.of_tables)
+    rules = dict(re.findall(r"([^{}]+)\{([^{}]*)\}", page[: page.index("</style>")]))
+    scrolling = {name.strip(): rule.split(";") for name, rule in rules.items()}
+    assert "overflow-x:auto" in scrolling["div.wide"]
 
 
 def test_a_line_has_its_points_where_the_axes_say() -> None:

@@ -16,6 +16,7 @@ from enginebay.config_sections import GuidedLimits
 from enginebay.serving.delivery import Delivery
 from enginebay.serving.running import Running, TokenEvent
 from enginebay.text.guides import masks
+from enginebay.text.worker import process
 from enginebay_esurge.prometheus import MetricsServer
 from enginebay_esurge.repeating import Repeater
 from enginebay_paged.page_files import PageFiles
@@ -123,6 +124,26 @@ def test_an_end_waits_a_limited_time_for_a_thread_that_hangs(
     closing.join(HANGS_S / 3)
     assert not closing.is_alive(), "it waits for ever"
     assert f"the thread {name} has not ended after {END_S:g} s" in caplog.messages
+
+
+def test_an_end_waits_a_limited_time_for_a_process_that_its_kill_does_not_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kill is left out; the process ends when its pipes are closed."""
+    worker = process.LimitedWorker(
+        "tests.unit.worker_tasks:Tasks", {"base": 3}, process.WorkerLimits(HANGS_S, None, 2**23)
+    )
+    worker.start()
+    assert worker._process is not None
+    popen = worker._process._popen
+    monkeypatch.setattr(waits, "END_S", END_S)
+    monkeypatch.setattr(process, "_signal_group", lambda *_: None)
+    closing = threading.Thread(target=worker.close, daemon=True)
+    closing.start()
+    closing.join(HANGS_S / 3)
+    assert not closing.is_alive(), "it waits for ever"
+    assert f"the worker process {popen.pid} has not ended after {END_S:g} s" in caplog.messages
+    popen.wait(HANGS_S)
 
 
 def test_the_engine_of_a_thread_that_hangs_is_not_closed(

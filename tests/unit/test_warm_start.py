@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +11,14 @@ from typing import Any
 
 import pytest
 
-from tests.brief import ROOT
+from enginebay_runtime.layered import MIN_LAYERS
+from tests.brief import ROOT, TINY
+from tests.unit.checkpoints import model_of, random_tensors, write
 
 
-def begin(folder: Path, engine: str) -> subprocess.Popen[str]:
+def begin(*arguments: str | Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.unit.counted_start", str(folder), engine],
+        [sys.executable, "-m", "tests.unit.counted_start", *map(str, arguments)],
         stdout=subprocess.PIPE,
         text=True,
         cwd=ROOT,
@@ -28,8 +31,13 @@ def result(process: subprocess.Popen[str]) -> Any:
     return json.loads(printed.splitlines()[-1])
 
 
+def stored(cache: Path) -> dict[str, int]:
+    """The files of programs; one that is written again is another file."""
+    return {path.name: path.stat().st_ino for path in (cache / "steps").iterdir()}
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("engine", ["oengine", "vinference"])
+@pytest.mark.parametrize("engine", ["oengine", "vinference", "esurge"])
 def test_a_later_process_traces_lowers_and_compiles_nothing(engine: str, tmp_path: Path) -> None:
     """The first two processes start at once and share the cache."""
     tmp_path.chmod(0o700)
@@ -39,4 +47,24 @@ def test_a_later_process_traces_lowers_and_compiles_nothing(engine: str, tmp_pat
     assert {path.suffix for path in (tmp_path / "steps").iterdir()} == {".program"}
     later = result(begin(tmp_path, engine))
     assert later["events"] == {}
+    assert later["tokens"] == first["tokens"]
+
+
+@pytest.mark.long
+def test_a_later_process_compiles_no_layered_step_and_no_step_with_a_processor(
+    tmp_path: Path,
+) -> None:
+    """It starts by its first programs, which are in parts, and makes the others beside them."""
+    tmp_path.chmod(0o700)
+    fields = {"num_hidden_layers": MIN_LAYERS, "vocab_size": 96}
+    write(tmp_path / "model", random_tensors(model_of(**fields)), **fields)
+    shutil.copy(Path(TINY) / "tokenizer.json", tmp_path / "model")
+    given = tmp_path / "cache", "oengine", tmp_path / "model"
+    given[0].mkdir(mode=0o700)
+    first = result(begin(*given))
+    assert first["num_layered"] > 0
+    made = stored(given[0])
+    later = result(begin(*given))
+    assert later["events"] == {}
+    assert stored(given[0]) == made, "another process has compiled for it"
     assert later["tokens"] == first["tokens"]
