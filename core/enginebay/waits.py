@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
 
 log = logging.getLogger("enginebay.waits")
 
@@ -94,3 +96,14 @@ def shut_down(pool: ThreadPoolExecutor, name: str) -> bool:
         extra = {"wait_key": pool, "wait_ended": True}
         log.warning("the thread %s has not ended after %g s", name, END_S, extra=extra)
     return has_finished
+
+
+def wait_for_killed(process: subprocess.Popen[Any], name: str) -> bool:
+    """Wait until a process that was killed has ended, at most END_S, and return whether it has. An
+    error names one that has not: the kernel holds it, it ends later, and nobody waits for it.
+    """
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(END_S)
+    if process.returncode is None:
+        log.error("the process %d of %s has not ended after %g s", process.pid, name, END_S)
+    return process.returncode is not None

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from enginebay.errors import InternalError
+from enginebay.waits import wait_for_killed
 from enginebay_testing.verdicts import FAULTS, Outcome
 
 START_LIMIT_S = 180.0
@@ -162,7 +163,7 @@ class CheckWorker:
         code = self._process.poll()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        wait_for_killed(self._process, "a check")
         for pipe in (self._ask, self.answers):
             os.close(pipe)
         with self._said as said:

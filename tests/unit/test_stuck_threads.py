@@ -142,7 +142,7 @@ def test_an_end_waits_a_limited_time_for_a_process_that_its_kill_does_not_end(
     closing.start()
     closing.join(HANGS_S / 3)
     assert not closing.is_alive(), "it waits for ever"
-    assert f"the worker process {popen.pid} has not ended after {END_S:g} s" in caplog.messages
+    assert f"the process {popen.pid} of a worker has not ended after {END_S:g} s" in caplog.messages
     popen.wait(HANGS_S)
 
 

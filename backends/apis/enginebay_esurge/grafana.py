@@ -23,6 +23,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from enginebay.waits import wait_for_killed
 from enginebay_esurge.dashboard import DATASOURCE_UID, write_provisioning
 from enginebay_esurge.monitoring_settings import MonitoringSettings
 
@@ -192,7 +193,7 @@ def running(
             process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
+            wait_for_killed(process, name)
 
 
 def _wait_until_it_answers(

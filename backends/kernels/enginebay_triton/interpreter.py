@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from enginebay.errors import InternalError, UnsupportedError
+from enginebay.waits import wait_for_killed
 from enginebay_triton.call import INSTALL, Launch, version
 from enginebay_triton.interpreter_worker import receive_value, write_message
 
@@ -149,4 +150,4 @@ class InterpreterWorker:
             except OSError:  # it died before it had read everything
                 pass
         process.kill()
-        process.wait()
+        wait_for_killed(process, "Triton's interpreter")

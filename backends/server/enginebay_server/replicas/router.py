@@ -23,6 +23,7 @@ from typing import Any
 import orjson
 import uvicorn
 
+from enginebay.waits import wait_for_killed
 from enginebay_server.ingress import Receive, Send
 from enginebay_server.replicas.exchange import BrokenError, Connection, connect
 from enginebay_server.replicas.table import Replica, ReplicaTable
@@ -164,7 +165,7 @@ class Router:
         finally:
             self._port = None
             process.kill()  # it has nothing to finish
-            process.wait()
+            wait_for_killed(process, "the router")
             if process.stdin is not None:
                 process.stdin.close()
 

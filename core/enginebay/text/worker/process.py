@@ -21,9 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from enginebay import waits
 from enginebay.errors import UnsupportedError
 from enginebay.text.worker.messages import IS_BYTES, SIZE_BYTES, frame, frame_bytes
+from enginebay.waits import wait_for_killed
 
 log = logging.getLogger("enginebay.worker")
 
@@ -384,14 +384,9 @@ def _wait(pipe: int, event: int, deadline_s: float, poll: select.poll | None = N
 
 
 def _kill(popen: subprocess.Popen[bytes], said: IO[bytes]) -> None:
-    """Kill a process and all its children, and close its pipes. An error names a process that does
-    not end in waits.END_S: one that is held in the kernel ends later, and nobody waits for it.
-    """
+    """Kill a process and all its children, and close its pipes."""
     _signal_group(popen, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        popen.wait(timeout=waits.END_S)
-    if popen.returncode is None:
-        log.error("the worker process %d has not ended after %g s", popen.pid, waits.END_S)
+    wait_for_killed(popen, "a worker")
     for pipe in (popen.stdin, popen.stdout, said):
         if pipe is not None:
             pipe.close()
