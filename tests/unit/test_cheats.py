@@ -27,6 +27,8 @@ from tests.zoo.cheats.__main__ import Finding, summary
 from tests.zoo.cheats.host import places_of
 from tests.zoo.cheats.listed import CHEATS, Cheat
 
+pytestmark = pytest.mark.long
+
 SEED = 20_261_129
 REGISTRY = load_registry()
 QUICK = ("results_last_call", "answers_reference")

@@ -18,6 +18,8 @@ from enginebay_xla.rope_kv_write import rope_kv_write
 from tests.zoo.right.draws import full_sort, small
 from tests.zoo.right.linears import reversed_order
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize(
     "values",

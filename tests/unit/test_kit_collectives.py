@@ -16,6 +16,8 @@ from enginebay_testing.verdicts import judge
 from enginebay_xla.collectives import all_gather, all_reduce
 from enginebay_xla.layout import HndLayout
 
+pytestmark = pytest.mark.long
+
 Axes = tuple[str, ...]
 
 

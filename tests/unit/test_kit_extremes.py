@@ -33,6 +33,8 @@ from enginebay_testing.attention_suite import fitted
 from enginebay_xla.attention import xla_attention
 from enginebay_xla.layout import HndLayout
 
+pytestmark = pytest.mark.long
+
 NARROW = AttnSpec(4, 2, 80, q_dtype="bfloat16", kv_dtype="bfloat16")
 WIDE = AttnSpec(4, 2, 80, q_dtype="float32")
 CASES = {case.name: case for case in attention_cases()}

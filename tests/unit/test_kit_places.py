@@ -18,6 +18,8 @@ from enginebay_xla.linear import linear
 from enginebay_xla.norm import rms_norm
 from enginebay_xla.rope import rope
 
+pytestmark = pytest.mark.long
+
 REGISTRY = load_registry()
 
 

@@ -9,11 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from enginebay.ops.sampling import gumbel_noise
 from enginebay_testing.sampling_oracle import OracleParams
 from enginebay_testing.verdicts import judge
 from enginebay_xla.kit.sample import SampleCase, check_sample
+
+pytestmark = pytest.mark.long
 
 
 def draws(z: Any, seeds: Any, kept: Any) -> Any:

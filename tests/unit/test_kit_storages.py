@@ -24,6 +24,8 @@ from enginebay_xla.layout import HndLayout
 from enginebay_xla.rope import rope
 from enginebay_xla.rope_kv_write import composed_rope_kv_write
 
+pytestmark = pytest.mark.long
+
 REGISTRY = load_registry()
 ALL = tuple(sorted(KV_STORAGES))
 Arrays = Mapping[str, jax.Array]

@@ -21,6 +21,8 @@ from enginebay_xla.grouped_linear import grouped_linear
 from enginebay_xla.linear import embedding, linear
 from enginebay_xla.norm import add_rms_norm, rms_norm
 
+pytestmark = pytest.mark.long
+
 REGISTRY = load_registry()
 
 

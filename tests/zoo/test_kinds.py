@@ -8,6 +8,8 @@ import pytest
 
 from tests.zoo.kinds import KINDS, MARKS, WITHOUT_PROGRAMS, first_finding, main, zoo_of
 
+pytestmark = pytest.mark.long
+
 QUICK = {
     ("scheduler", "last in, first out, by arrival"),
     ("scheduler", "longest request first"),
