@@ -234,7 +234,7 @@ def test_answers_come_over_tls(asker: Asker, tmp_path: Path) -> None:
     trust = ssl.create_default_context(cafile=str(cert))
     with listening(asker, tls_cert=str(cert), tls_key=str(key)) as url:
         assert url.startswith("https://")
-        answer = httpx.post(f"{url}{COMPLETIONS}", json=BODY, verify=trust)
+        answer = httpx.post(f"{url}{COMPLETIONS}", json=BODY, verify=trust, timeout=120)
         assert answer.status_code == 200
         plain = asyncio.run(ask(url.replace("https", "http"), "/health"))
         assert plain.status is None

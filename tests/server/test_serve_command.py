@@ -84,10 +84,10 @@ def test_accepted_requests_are_answered_after_a_signal() -> None:
     import httpx
 
     flags = ("--warmup", "lazy", "--decode-steps", "1", "--drain-timeout", "60")
-    with ServerProcess(*flags) as server, httpx.Client(base_url=server.url) as client:
-        client.post("/v1/completions", json={**LONG, "max_tokens": 1, "stream": False}, timeout=120)
+    with ServerProcess(*flags) as server, httpx.Client(base_url=server.url, timeout=120) as client:
+        client.post("/v1/completions", json={**LONG, "max_tokens": 1, "stream": False})
         choice = {"prompt": "One", "guided_choice": ["a"]}  # guides run in processes of their own
-        assert client.post("/v1/completions", json=choice, timeout=120).status_code == 200
+        assert client.post("/v1/completions", json=choice).status_code == 200
         children = server.children
         assert children
         with streaming(server.url) as took:

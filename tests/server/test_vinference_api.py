@@ -348,7 +348,7 @@ def test_a_client_that_leaves_ends_its_generation(own: LLM, inference: vInferenc
     with fired(server(inference), metrics_port=-1) as (port, _):
         body = {"prompt": PROMPT, "max_tokens": 200, "stream": True, "ignore_eos": True}
         url = f"http://127.0.0.1:{port}/v1/completions"
-        with httpx.stream("POST", url, json=body) as answer:
+        with httpx.stream("POST", url, json=body, timeout=120) as answer:
             next(answer.iter_lines())
         end_s = time.monotonic() + END_S
         while (counts := own.counts()).running + counts.waiting and time.monotonic() < end_s:
