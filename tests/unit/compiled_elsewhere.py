@@ -34,7 +34,7 @@ SIZES: dict[str, Any] = {
 def tokens(llm: LLM) -> list[Any]:
     """The answers to the requests."""
     found = []
-    for prompts, given in requests():
+    for prompts, given in requests(dry=False):
         params = SamplingParams(max_tokens=6, ignore_eos=True, **given)
         found += [[list(o.token_ids) for o in r.outputs] for r in llm.generate(prompts, params)]
     return found
