@@ -7,20 +7,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from enginebay.compose.binding import OpsBinder
 from enginebay.compose.composition import make_sampler
 from enginebay.compose.partition import split_model
 from enginebay.compose.plan import Plan
-from enginebay.contracts.cache_shape import CacheShape
-from enginebay.contracts.executor import Layouts
+from enginebay.compose.single_row import SingleRow
 from enginebay.contracts.model import Weights
-from enginebay.ops.batches import derive_batch
 from enginebay.ops.bound import Ops
 from enginebay.ops.sampling import without_padding
-from enginebay.ops.spec import Bucket
 from enginebay.types import SamplingParams
 from enginebay_testing.sampling_oracle import OracleParams, penalised
 
@@ -82,27 +77,12 @@ class ReferenceModel:
     def _both(
         self, weights: Weights, token_ids: jax.Array, count: jax.Array, size: int
     ) -> tuple[jax.Array, Ops]:
-        info, plan = self.plan.model.info, self.plan
-        page_size = plan.kernels.smallest_page or size
-        num_pages = -(-size // page_size)
-        bucket = Bucket(size, 1, num_pages, size, size, "prefill")
-        layouts: Layouts = {
-            group: spec.make_layout(plan.kernels.layout_type, num_pages, page_size)
-            for group, spec in info.attention.items()
-        } | {s.name: s.make_layout(CacheShape(1, 1, size)) for s in info.states}
-        ops = OpsBinder(plan.kernels, info, plan.placement)(bucket, layouts)
-        table = jnp.arange(num_pages, dtype=jnp.int32)[None]
-        batches = {
-            name: derive_batch(count, count, table, layout.page_size, bucket)
-            for name, layout in layouts.items()
-        }
-        cache = {
-            g.name: tuple(layouts[g.name].init() for _ in range(g.num_layers))
-            for g in info.cache_groups
-        }
-        in_step = ops.in_step(batches)
+        plan = self.plan
+        row = SingleRow.of(plan.model.info, plan.kernels, plan.placement, size)
+        cache, batches = row.inputs(count)
         model = split_model(plan.model, plan.placement)
-        return model.hidden(weights, in_step, token_ids, cache, batches)[0], ops
+        hidden, _ = model.hidden(weights, row.ops.in_step(batches), token_ids, cache, batches)
+        return hidden, row.ops
 
     def first_wrong_token(
         self,

@@ -11,25 +11,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from enginebay.compose.binding import OpsBinder
 from enginebay.compose.kernels import ChosenKernels
 from enginebay.compose.ops import ATTENTION
 from enginebay.compose.partition import split_model
+from enginebay.compose.single_row import SingleRow
 from enginebay.contracts.cache import CacheArrays
-from enginebay.contracts.cache_shape import CacheShape
-from enginebay.contracts.executor import Layouts
 from enginebay.contracts.model import (
     Embeddings,
     Model,
     ModelCache,
-    ModelInfo,
     TensorSource,
     Weights,
     made_of_no_tensor,
 )
 from enginebay.contracts.placement import Placement
 from enginebay.ops.attention import NO_INPUTS, NamedInputs
-from enginebay.ops.batches import derive_batch
 from enginebay.ops.bound import Ops
 from enginebay.ops.key_centers import (
     CENTER_AXES,
@@ -39,7 +35,7 @@ from enginebay.ops.key_centers import (
     without_center,
 )
 from enginebay.ops.rotary import RopeSpec
-from enginebay.ops.spec import AttnBatch, AttnSpec, Bucket
+from enginebay.ops.spec import AttnBatch, AttnSpec
 from enginebay.weights import Weight, WeightSpec
 
 NUM_TOKENS = 64
@@ -127,43 +123,19 @@ def _run(
     model: Model, kernels: ChosenKernels, placement: Placement, weights: Weights
 ) -> Mapping[str, tuple[CacheArrays, ...]]:
     """Compute the random tokens as one row; return the cache, with the mean keys of each layer."""
-    info = model.info
-    page_size = kernels.smallest_page or NUM_TOKENS
-    num_pages = -(-NUM_TOKENS // page_size)
-    bucket = Bucket(NUM_TOKENS, 1, num_pages, NUM_TOKENS, NUM_TOKENS, "prefill")
-    layouts: Layouts = {
-        group: spec.make_layout(kernels.layout_type, num_pages, page_size)
-        for group, spec in info.attention.items()
-    } | {s.name: s.make_layout(CacheShape(1, 1, NUM_TOKENS)) for s in info.states}
-    whole, (ids, cache, batches) = split_model(model, placement), _inputs(info, layouts, bucket)
-    ops = OpsBinder(kernels, info, placement)(bucket, layouts)
+    row, whole = (
+        SingleRow.of(model.info, kernels, placement, NUM_TOKENS),
+        split_model(model, placement),
+    )
+    # One program in place of one for each operation.
+    cache, batches = jax.jit(row.inputs)(np.asarray([NUM_TOKENS], np.int32))
     around = kernels.ops[ATTENTION].calls
     assert around is not None, "attention names the ops around it"
-    distance = max(1, min(MAX_DISTANCE, info.max_model_len // NUM_TOKENS))
-    measuring = _measuring(ops, around.rotate, distance)
-    ops = ops.replaced(ATTENTION, measuring, shares_layers=ops.shares_layers)
-    return whole.hidden(weights, ops.in_step(batches), ids, cache, batches)[1]
-
-
-def _inputs(info: ModelInfo, layouts: Layouts, bucket: Bucket) -> Any:
-    """Return the ids of the random tokens, an empty cache, and the batches of one row."""
-    ids = np.random.default_rng(0).integers(0, info.num_token_ids, NUM_TOKENS, np.int32)
-
-    @jax.jit  # one program in place of one for each operation
-    def made() -> Any:
-        table = jnp.arange(bucket.pages_per_seq, dtype=jnp.int32)[None]
-        count = jnp.asarray([NUM_TOKENS], jnp.int32)
-        batches = {
-            name: derive_batch(count, count, table, layout.page_size, bucket)
-            for name, layout in layouts.items()
-        }
-        cache = {
-            group.name: tuple(layouts[group.name].init() for _ in range(group.num_layers))
-            for group in info.cache_groups
-        }
-        return jnp.asarray(ids), cache, batches
-
-    return made()
+    distance = max(1, min(MAX_DISTANCE, model.info.max_model_len // NUM_TOKENS))
+    measuring = _measuring(row.ops, around.rotate, distance)
+    ops = row.ops.replaced(ATTENTION, measuring, shares_layers=row.ops.shares_layers)
+    drawn = np.random.default_rng(0).integers(0, model.info.num_token_ids, NUM_TOKENS, np.int32)
+    return whole.hidden(weights, ops.in_step(batches), jnp.asarray(drawn), cache, batches)[1]
 
 
 def _measuring(ops: Ops, rotate: str, distance: int) -> Any:
