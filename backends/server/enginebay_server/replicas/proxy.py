@@ -11,7 +11,8 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from collections.abc import Mapping, MutableMapping, Sequence
+import typing
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import orjson
@@ -24,7 +25,7 @@ from enginebay_server.errors import ApiError, to_json
 from enginebay_server.generation import client_left, gone
 from enginebay_server.ingress import PROBES, App, IngressMiddleware, Receive, Send
 from enginebay_server.json_bodies import check_values
-from enginebay_server.lanes import LARGE_BYTES, Lanes
+from enginebay_server.lanes import LARGE_BYTES, Lanes, Result
 from enginebay_server.replicas.adapters import LOAD, UNLOAD, SharedAdapters, names_adapter
 from enginebay_server.replicas.exchange import BrokenError, Headers
 from enginebay_server.replicas.figures import metrics_of, page_data
@@ -56,8 +57,14 @@ REPEAT_S = 1.0
 """A request whose replica ends within this time is sent once more, to another replica."""
 
 
-Content = tuple[bytes, Mapping[str, Any]]
-"""A body, and its fields where the front needs them."""
+class Content(typing.NamedTuple):
+    """A body, and what the front needs of it: the model that it names, and the text for the router.
+    The fields themselves are not kept while the request is answered.
+    """
+
+    body: bytes
+    model: str | None = None
+    text: str = ""
 
 
 @dataclasses.dataclass(slots=True)
@@ -109,25 +116,25 @@ class ReplicaProxy:
             await answer(send, 200, orjson.dumps(data))
         else:
             body = (await receive()).get("body", b"")
-            record = await self._read(scope, body)
-            if scope["method"] == "POST" and await self._change(scope, record, send):
+            if scope["method"] == "POST" and await self._change(scope, body, send):
                 return
-            await self._forward(scope, (body, record), receive, send)
+            content, fields = Content(body), BALANCED.get(path)
+            if fields is not None and scope["method"] == "POST":
+                content = await self._read(content_of, body, fields)
+            await self._forward(scope, content, receive, send)
 
-    async def _read(self, scope: Mapping[str, Any], body: bytes) -> dict[str, Any]:
-        """Return the fields of a body that the front needs; a large one is read on its lane."""
-        path = scope["path"]
-        if scope["method"] != "POST" or path not in (*BALANCED, LOAD, UNLOAD):
-            return {}
-        read = functools.partial(record_of, body, self._state.settings.max_body_values)
-        return await self._state.lanes.large.run(read) if len(body) > LARGE_BYTES else read()
+    async def _read(self, read: Callable[..., Result], body: bytes, *args: Any) -> Result:
+        """Return read(body, max values of a body, *args); a large body is read on its lane."""
+        call = functools.partial(read, body, self._state.settings.max_body_values, *args)
+        return await self._state.lanes.large.run(call) if len(body) > LARGE_BYTES else call()
 
-    async def _change(self, scope: Mapping[str, Any], record: dict[str, Any], send: Send) -> bool:
+    async def _change(self, scope: Mapping[str, Any], body: bytes, send: Send) -> bool:
         """Load or unload an adapter in every replica. Returns False for another path."""
         adapters, path = self._state.adapters, scope["path"]
         texts = {LOAD: ("lora_name", "lora_path"), UNLOAD: ("lora_name",)}.get(path)
         if adapters is None or texts is None:
             return False
+        record = await self._read(record_of, body)
         given = texts if record.get("model") is None else (*texts, "model")
         for name in given:  # a wrong body is not forwarded: a replica might read it differently
             if not isinstance(record.get(name), str):
@@ -163,11 +170,9 @@ class ReplicaProxy:
         self, scope: Mapping[str, Any], content: Content, send: Send, watcher: asyncio.Task[None]
     ) -> ProxiedRequest:
         """Send the request to a replica, and pass its answer on. ApiError 503 without a replica."""
-        (body, record), adapters = content, self._state.adapters
-        model = None
+        model, adapters = None, self._state.adapters
         if adapters is not None and scope["path"] in BALANCED:
-            named = record.get("model")
-            model = named if isinstance(named, str) else None
+            model = content.model
             await adapters.settled(model)
         forward = ProxiedRequest(await self._place(scope, content), scope["path"], model)
         self._state.forwards.add(forward)
@@ -178,7 +183,7 @@ class ReplicaProxy:
 
         watcher.add_done_callback(leave)
         try:
-            await forward.run(scope, body, send)
+            await forward.run(scope, content.body, send)
         finally:
             watcher.remove_done_callback(leave)
             self._state.forwards.discard(forward)
@@ -190,11 +195,7 @@ class ReplicaProxy:
         router, fields = self._state.router, BALANCED.get(scope["path"])
         placement = None
         if fields is not None and scope["method"] == "POST":
-            body, record = content
-            read = functools.partial(prompt_text, record, fields)
-            is_large = len(body) > LARGE_BYTES
-            text = await self._state.lanes.large.run(read) if is_large else read()
-            placement = await router.place(text)
+            placement = await router.place(content.text)
         for _ in range(len(self._state.table) + 1):
             placement = placement or router.place_anywhere()
             if placement is None:
@@ -345,6 +346,15 @@ def error_event(path: str, error: ApiError, number: int) -> bytes:
         record = {"code": error.code or error.type, "message": error.message, "param": error.param}
         return event("error", {"sequence_number": number, **record})
     return b"data: " + to_json(error.body) + EVENT_END
+
+
+def content_of(body: bytes, max_values: int, fields: Sequence[str]) -> Content:
+    """Return what the front needs of a body whose prompt is made of `fields`. ApiError 400 for one
+    of more than `max_values` values.
+    """
+    record = record_of(body, max_values)
+    named = record.get("model")
+    return Content(body, named if isinstance(named, str) else None, prompt_text(record, fields))
 
 
 def prompt_text(record: Mapping[str, Any], fields: Sequence[str]) -> str:
