@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from enginebay.config_sections import KernelChoice
 from enginebay.contracts.executor import EngineParts
@@ -33,6 +33,13 @@ def finer(low: int, high: int) -> tuple[int, ...]:
         for size in range(power, min(2 * power, high), max(4, power // 4))
     )
     return tuple(sorted({*sizes, *between}))
+
+
+def thinned(sizes: Sequence[int], kept: Collection[int], free: int) -> tuple[int, ...]:
+    """The ascending sizes without those that are at most `free` and not in `kept`; always with the
+    last one.
+    """
+    return tuple(n for n in sizes if n > free or n in kept or n == sizes[-1])
 
 
 def smallest_fit(sizes: Sequence[int], needed: int) -> int:
@@ -91,6 +98,7 @@ def default_sizes(
     ragged_decode: bool = False,
     one_prefill_width: bool = False,
     apart: bool = False,
+    free_padding_rows: int = 0,
 ) -> BucketSizes:
     """Powers of two: decode rows from `min_rows`, prefill tokens from 16, contexts from 256.
 
@@ -98,12 +106,17 @@ def default_sizes(
     rows come in finer sizes. With `one_prefill_width` (see Platform) all prefills have room for
     `max_num_seqs` rows, and only the largest size has a program without a prefix: on a CPU a
     smaller one is no faster, and that one is by a twentieth in bfloat16. `apart`: every other size
-    has one, because another kernel computes it.
+    has one, because another kernel computes it. Up to `free_padding_rows` padding takes little
+    time, so there are fewer sizes.
     """
     longest_chunk = min(max_num_batched_tokens, max(16, max_model_len * max_num_seqs))
-    prefill_tokens = doubling(16, longest_chunk)
+    prefill_tokens, free = doubling(16, longest_chunk), free_padding_rows
+    prefill_tokens = thinned(prefill_tokens, prefill_tokens[1::2], free)
+    rows = min_rows, max(min_rows, max_num_seqs)
+    powers = doubling(*rows)
+    decode_rows = finer(*rows) if ragged_decode else powers
     return BucketSizes(
-        decode_rows=(finer if ragged_decode else doubling)(min_rows, max(min_rows, max_num_seqs)),
+        decode_rows=thinned(decode_rows, {powers[0], *powers[2:]}, free),
         prefill_rows=tuple(dict.fromkeys((max_num_seqs if one_prefill_width else 1, max_num_seqs))),
         prefill_tokens=prefill_tokens,
         kv_lens=(max_model_len,) if ragged_decode else doubling(256, max_model_len),
@@ -124,4 +137,5 @@ def bucket_sizes(parts: EngineParts) -> BucketSizes:
         ragged_decode=parts.ragged_decode,
         one_prefill_width=parts.platform.one_prefill_width,
         apart=attention.prefill != attention.mixed,
+        free_padding_rows=parts.free_padding_rows,
     )

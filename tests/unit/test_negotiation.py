@@ -137,7 +137,7 @@ def test_every_cache_group_is_held_against_a_kernel_with_the_groups_own_layout(
     )
     seen = []
 
-    def steps(layout: str, kind: type[KVLayout], decode: Caps) -> list[AttentionProblem]:
+    def steps(layout: str, kind: type[KVLayout], rows: int, decode: Caps) -> list[AttentionProblem]:
         problems: list[AttentionProblem] = []
         for bucket, layouts in plan.kernels.steps(decode):
             other = dataclasses.replace(layouts[group.name], head_dim=128, page_size=32)

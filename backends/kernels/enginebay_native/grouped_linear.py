@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import sys
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -29,34 +32,47 @@ BLOCK = 128
 check_library("grouped_linear")
 
 
-def grouped_linear(
-    x: jax.Array,
-    weight: Weight,
-    group_sizes: jax.Array,
-    *,
-    out_dtype: jnp.dtype | str | None = None,
-) -> jax.Array:
-    """Multiply the rows of each group by the weight of the group.
+@dataclasses.dataclass(frozen=True)
+class NativeGroupedLinear:
+    """The op grouped_linear in C++; many rows of bf16 are multiplied by XLA."""
 
-    x is [T, inputs], group_sizes int32 [groups], weight [groups, outputs, inputs]. Returns [T,
-    outputs] in `out_dtype` or x's dtype. Sums are f32 and rounded once. A group without rows costs
-    nothing. In C++ the bits of a row's result do not depend on the other rows of T.
-    """
-    values: Any = weight
-    scales = jnp.zeros(0, jnp.float32)
-    if isinstance(weight, QuantizedArray):
-        if not is_int8(weight):
-            product = _quantized(x.astype(jnp.float32), weight, group_sizes)
-            return product.astype(out_dtype or x.dtype)
-        values, scales = weight.values, weight.scales[..., 0]
-    is_narrow = x.dtype == values.dtype == jnp.bfloat16
-    if is_narrow and x.shape[0] > MAX_NARROW_ROWS * values.shape[0]:
-        return _in_blocks(x, values, group_sizes).astype(out_dtype or x.dtype)
-    rows = x if is_narrow else x.astype(jnp.float32)
-    made = jax.ShapeDtypeStruct((x.shape[0], values.shape[1]), jnp.float32)
-    call = jax.ffi.ffi_call(register("grouped_linear"), made)
-    out: jax.Array = call(rows, values, group_sizes, scales)
-    return out.astype(out_dtype or x.dtype)
+    name: str = "native"
+
+    def free_padding_rows(self, needs: Mapping[str, Collection[str]]) -> int:
+        """Return the largest number of rows that are multiplied in C++, which skips zeros."""
+        is_narrow = not needs.get("quantizations") and set(needs.get("dtypes", ())) == {"bfloat16"}
+        return MAX_NARROW_ROWS if is_narrow else sys.maxsize
+
+    def __call__(
+        self,
+        x: jax.Array,
+        weight: Weight,
+        group_sizes: jax.Array,
+        *,
+        out_dtype: jnp.dtype | str | None = None,
+    ) -> jax.Array:
+        """Multiply the rows of each group by the weight of the group.
+
+        x is [T, inputs], group_sizes int32 [groups], weight [groups, outputs, inputs]. Returns [T,
+        outputs] in `out_dtype` or x's dtype. Sums are f32 and rounded once. A group without rows,
+        or with rows of zeros alone, costs nothing. In C++ the bits of a row's result do not depend
+        on the other rows of T.
+        """
+        values: Any = weight
+        scales = jnp.zeros(0, jnp.float32)
+        if isinstance(weight, QuantizedArray):
+            if not is_int8(weight):
+                product = _quantized(x.astype(jnp.float32), weight, group_sizes)
+                return product.astype(out_dtype or x.dtype)
+            values, scales = weight.values, weight.scales[..., 0]
+        is_narrow = x.dtype == values.dtype == jnp.bfloat16
+        if is_narrow and x.shape[0] > MAX_NARROW_ROWS * values.shape[0]:
+            return _in_blocks(x, values, group_sizes).astype(out_dtype or x.dtype)
+        rows = x if is_narrow else x.astype(jnp.float32)
+        made = jax.ShapeDtypeStruct((x.shape[0], values.shape[1]), jnp.float32)
+        call = jax.ffi.ffi_call(register("grouped_linear"), made)
+        out: jax.Array = call(rows, values, group_sizes, scales)
+        return out.astype(out_dtype or x.dtype)
 
 
 def is_int8(weight: QuantizedArray) -> bool:
@@ -100,3 +116,6 @@ def _in_blocks(x: jax.Array, weight: jax.Array, group_sizes: jax.Array) -> jax.A
 
     out = jnp.zeros((padded.shape[0], weight.shape[1]), jnp.float32)
     return jax.lax.fori_loop(0, last[-1], add, out)[: x.shape[0]]
+
+
+grouped_linear = NativeGroupedLinear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -64,6 +65,13 @@ class NativeLinear:
         weights besides; their C++ is compiled when a step is traced.
         """
         begin_compiling(*libraries_of(needs))
+
+    def free_padding_rows(self, needs: Mapping[str, Collection[str]]) -> int:
+        """Return the largest number of rows that are multiplied in C++, which skips zeros."""
+        if needs.get("quantizations"):
+            return sys.maxsize
+        dtypes = set(needs.get("dtypes", ()))
+        return MAX_ROWS.get(dtypes.pop(), 0) if len(dtypes) == 1 else 0
 
     def default_config(self, env: Env, problem: OpProblem) -> WorkSplit:
         """Return one configuration for all problems."""

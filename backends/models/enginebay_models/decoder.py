@@ -392,7 +392,9 @@ class NnxModel(Model):
         batches: Batches,
         embeds: Embeddings | None,
     ) -> jax.Array:
-        """Return the input [T, hidden] of the first layer."""
+        """Return the input [T, hidden] of the first layer: zeros for the padding of the step, which
+        products skip.
+        """
         x = ops[EMBEDDING](module.embed.get_value(), token_ids).astype(module.dtype)
         if module.inputs.scale is not None:  # not of `embeds`
             x = x * jnp.asarray(module.inputs.scale, x.dtype)
@@ -403,7 +405,10 @@ class NnxModel(Model):
         if module.positions is not None:
             places = next(iter(batches.values())).positions + module.inputs.skipped_rows
             x = x + ops[EMBEDDING](module.positions.get_value(), places).astype(x.dtype)
-        return x if module.embed_norm is None else module.embed_norm(x)
+        if module.embed_norm is not None:
+            x = module.embed_norm(x)
+        batch = next(iter(batches.values()))
+        return jnp.where(batch.seq_ids[:, None] < batch.bucket.seqs, x, jnp.zeros((), x.dtype))
 
     def logits(self, weights: Weights, ops: Ops, hidden: jax.Array) -> jax.Array:
         module = self._module(weights)

@@ -310,6 +310,7 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         compact_decode=decode.compact_decode,
         ragged_decode=decode.ragged_decode,
         drafts_are_rows=decode.splits_rows,
+        free_padding_rows=plan.kernels.free_padding_rows,
         kernels=plan.kernels.names,
         custom_calls=tuple(sorted(plan.kernels.custom_calls)),
         register_call=register_call,

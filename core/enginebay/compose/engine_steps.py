@@ -77,6 +77,7 @@ def engine_steps(
     def problems(
         layout: str,
         layout_type: type[KVLayout],
+        free_padding_rows: int,
         *,
         compact_decode: bool,
         ragged_decode: bool,
@@ -93,13 +94,17 @@ def engine_steps(
             compact_decode=compact_decode,
             ragged_decode=ragged_decode,
             drafts_are_rows=drafts_are_rows,
+            free_padding_rows=free_padding_rows,
         )
         return problems_of(parts, options)
 
-    def steps(layout: str, layout_type: type[KVLayout], decode: Caps) -> Sequence[AttentionProblem]:
+    def steps(
+        layout: str, layout_type: type[KVLayout], free_padding_rows: int, decode: Caps
+    ) -> Sequence[AttentionProblem]:
         return problems(
             layout,
             layout_type,
+            free_padding_rows,
             compact_decode=decode.compact_decode,
             ragged_decode=decode.ragged_decode,
             drafts_are_rows=decode.splits_rows,

@@ -27,12 +27,17 @@ from enginebay.contracts.model import ModelInfo
 from enginebay.contracts.placement import Placement
 from enginebay.errors import ConfigError, UnsupportedError, unknown_name
 from enginebay.ops.bound import AttentionImpl
-from enginebay.ops.caps import Caps, Env
+from enginebay.ops.caps import Caps, Env, SkipsPadding
+from enginebay.ops.grouped_linear import GROUPED_LINEAR
+from enginebay.ops.linear import LINEAR
 from enginebay.ops.op import Op
 from enginebay.ops.select import Candidate, choose, is_import_path
 from enginebay.ops.spec import AttnSpec, Mode
 from enginebay.ops.tuned_tables import TunedConfigs
 from enginebay.plugins.registry import Registry
+
+PRODUCTS = (LINEAR.name, GROUPED_LINEAR.name)
+"""The ops that multiply the rows of a step with weights."""
 
 
 def no_steps(decode: Caps) -> Sequence[AttentionProblem]:
@@ -68,6 +73,8 @@ class ChosenKernels:
     steps: StepsFor = no_steps
     """Returns the attention problems of the engine's steps for the capabilities of a decode kernel.
     """
+    free_padding_rows: int = 0
+    """The largest number of rows for which all products skip padding (`SkipsPadding`)."""
     specs: Mapping[str, AttnSpec] = dataclasses.field(default_factory=dict)
     """The attention spec of each cache group on one shard."""
     is_sharded: bool = False
@@ -132,12 +139,14 @@ def choose_kernels(
     layout = choose_layout(registry, config, env, specs, default_layout)
     layout_type = registry.load(registry.find("layout", layout.chosen))
     tuned = load_tuned(registry, config.tuned, config.tuned_folder)
-    steps_for = functools.partial(steps, layout.chosen, layout_type)
-    attention, why = choose_attention(
-        registry, config, env, specs, steps_for, tuned, is_sharded=shards > 1
-    )
     plain, why_plain = _choose_plain(
         registry, config, env, ops, layout.chosen, specs, is_sharded=shards > 1, needs=needs
+    )
+    dtypes = {"dtypes": {config.weight_dtype, config.dtype}}
+    free = min(_free_padding_rows(plain, op, {**needs, **dtypes}) for op in PRODUCTS)
+    steps_for = functools.partial(steps, layout.chosen, layout_type, free)
+    attention, why = choose_attention(
+        registry, config, env, specs, steps_for, tuned, is_sharded=shards > 1
     )
     reasons = [layout, *why, *why_plain, *refused]
     calls = {
@@ -157,6 +166,7 @@ def choose_kernels(
         ops=ops,
         tuned=tuned,
         steps=steps_for,
+        free_padding_rows=free,
         specs=specs,
         is_sharded=shards > 1,
         needs=needs,
@@ -248,6 +258,13 @@ def _choose_plain(
         if found is not None:
             plain[name] = found
     return plain, reasons
+
+
+def _free_padding_rows(
+    plain: Mapping[str, Candidate], op: str, needs: Mapping[str, Collection[str]]
+) -> int:
+    impl = plain[op].impl if op in plain else None
+    return impl.free_padding_rows(needs) if isinstance(impl, SkipsPadding) else 0
 
 
 def wanted_kernel(config: EngineConfig, op: str) -> str:

@@ -19,13 +19,14 @@ from enginebay.ops.spec import AttnSpec, Mode
 from enginebay.ops.tuned_tables import TunedConfigs
 from enginebay.plugins.registry import Registry
 
-PlanSteps = Callable[[str, type[KVLayout], Caps], Sequence[AttentionProblem]]
-"""(name of the layout, layout class, capabilities of the decode kernel) -> the attention problems
-of all steps of an engine.
+PlanSteps = Callable[[str, type[KVLayout], int, Caps], Sequence[AttentionProblem]]
+"""(name of the layout, layout class, `EngineParts.free_padding_rows`, capabilities of the decode
+kernel) -> the attention problems of all steps of an engine.
 """
 
 StepsFor = Callable[[Caps], Sequence[AttentionProblem]]
-"""Capabilities of the decode kernel -> the attention problems, for the chosen layout."""
+"""Capabilities of the decode kernel -> the attention problems, for the chosen layout and products.
+"""
 
 
 def why_not_phase(

@@ -178,7 +178,8 @@ class EngineParts:
 
     The sizes of an engine's steps depend on the fields without a default, which are known before
     kernels are chosen, because the choice depends on the sizes. `compact_decode`, `ragged_decode`
-    and `drafts_are_rows` are declared by the decode kernel (`enginebay.ops.caps.Caps`).
+    and `drafts_are_rows` are declared by the decode kernel (`enginebay.ops.caps.Caps`);
+    `free_padding_rows` by the kernels of products (`enginebay.ops.caps.SkipsPadding`).
     """
 
     config: EngineConfig
@@ -194,6 +195,8 @@ class EngineParts:
     """Whether verify steps use the attention of decode steps, with each draft as a row of its
     own.
     """
+    free_padding_rows: int = 0
+    """The largest number of rows of a step whose padding takes next to no time."""
     ops: OpsFactory = _not_chosen
     sampler: Sampler = _not_chosen
     has_greedy: bool = False

@@ -64,6 +64,18 @@ class Preparable(Protocol):
         """
 
 
+@runtime_checkable
+class SkipsPadding(Protocol):
+    """An implementation of a product in which rows of zeros at the end of a step take no time, so
+    that an engine needs fewer sizes of steps. A model's hidden states are zeros on padding.
+    """
+
+    def free_padding_rows(self, needs: Mapping[str, Collection[str]]) -> int:
+        """Return the largest number of rows of a step, with its padding, for which this holds; 0
+        for none. `needs`: as in `Preparable.prepare`, but "dtypes" are those of weights and inputs.
+        """
+
+
 @dataclasses.dataclass(frozen=True)
 class Caps:
     """The capabilities of an attention implementation. Sets list the allowed values; predicates

@@ -1,6 +1,7 @@
 // Products of rows, sorted by group, with the weight [out, in] of their group. The weight of a group is read once for all its
 // rows, and not at all when the group has no rows.
 
+#include "padding.h"
 #include "products.h"
 
 namespace enginebay {
@@ -27,11 +28,17 @@ constexpr Sharing kSharing{128 << 10, 4};
 template <typename X, typename W>
 void run(ffi::ThreadPool& pool, const X* x, const W* w, const int32_t* sizes, const float* scales, float* out,
          int64_t rows, int64_t count, int64_t in, int64_t outputs) {
-  auto [groups, used] = groups_of(sizes, count, rows);
-  if (in == 0) used = 0;
+  auto [every, used] = groups_of(sizes, count, rows);
   std::fill_n(out + used * outputs, (rows - used) * outputs, 0.0f);
-  if (used == 0 || outputs == 0) return;
-  int64_t total = outputs * int64_t(groups.size()), most = used == int64_t(groups.size()) ? 1 : used;
+  std::vector<Group> groups;
+  int64_t most = 0;
+  for (Group group : every) {
+    group.rows = without_padding(x + group.first * in, group.rows, in, out + group.first * outputs, outputs);
+    if (group.rows > 0) groups.push_back(group);
+    most = std::max(most, group.rows);
+  }
+  if (most == 0 || outputs == 0) return;
+  int64_t total = outputs * int64_t(groups.size());
   auto [chunk, width] = kSharing.sizes<W>(total, outputs, in, most, pool.num_threads());
   int64_t each = (outputs + chunk - 1) / chunk;
   auto task = [&, chunk = chunk, width = width, groups = groups.data()](int64_t i) {

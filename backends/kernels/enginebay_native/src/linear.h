@@ -2,6 +2,7 @@
 // ENGINEBAY_NAME, the name of the call, and ENGINEBAY_ROWS and ENGINEBAY_WEIGHTS, the types of the numbers.
 #pragma once
 
+#include "padding.h"
 #include "products.h"
 
 namespace enginebay {
@@ -10,10 +11,8 @@ namespace {
 template <typename X, typename W>
 ffi::Error run(ffi::ThreadPool pool, const X* x, const W* w, float* out, int64_t rows, int64_t in, int64_t outputs,
                Sharing sharing) {
-  if (in == 0 || rows == 0) {
-    std::fill_n(out, rows * outputs, 0.0f);
-    return ffi::Error::Success();
-  }
+  rows = without_padding(x, rows, in, out, outputs);
+  if (rows == 0) return ffi::Error::Success();
   auto [chunk, width] = sharing.sizes<W>(outputs, outputs, in, rows, pool.num_threads());
   parallel_for(pool, (outputs + chunk - 1) / chunk, [=, chunk = chunk, width = width](int64_t task) {
     int64_t end = std::min(outputs, (task + 1) * chunk);

@@ -1,6 +1,7 @@
 // Products of many rows of f32 with one or several quantised weights [out, in] of any form. A panel of outputs is dequantised into memory
 // that stays in the second-level cache, transposed, and multiplied with all rows; the whole weight is never dequantised.
 
+#include "padding.h"
 #include "ranges.h"
 
 namespace enginebay {
@@ -201,7 +202,10 @@ ffi::Error panel_linear(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyB
            has_zeros ? zeros.typed_data() : nullptr, weight[1], per_group[1]};
   int64_t outputs = weight[0] / ranges.count;
   ranges.each(out->typed_data(), outputs, [&](int64_t i, int64_t first, int64_t rows) {
-    run(pool, x.typed_data() + first * w.in, w, i * outputs, outputs, out->typed_data() + first * outputs, rows);
+    const float* from = x.typed_data() + first * w.in;
+    float* to = out->typed_data() + first * outputs;
+    rows = without_padding(from, rows, w.in, to, outputs);
+    if (rows > 0) run(pool, from, w, i * outputs, outputs, to, rows);
   });
   return ffi::Error::Success();
 }

@@ -6,6 +6,7 @@
 
 #include "amx.h"
 #include "group_products.h"
+#include "padding.h"
 #include "ranges.h"
 
 namespace enginebay {
@@ -226,8 +227,12 @@ ffi::Error quantized_linear(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::
   if (outputs == 0) return ffi::Error::Success();
   auto error = ffi::Error::Success();
   ranges.each(out->typed_data(), outputs, [&](int64_t i, int64_t first, int64_t rows) {
+    const float* from = x.typed_data() + first * shape[1];
+    float* to = out->typed_data() + first * outputs;
+    rows = without_padding(from, rows, shape[1], to, outputs);
+    if (rows == 0) return;
     int8_t* work = workspace->typed_data();
-    Call call{pool, x.typed_data() + first * shape[1], out->typed_data() + first * outputs, rows, shape[1], outputs,
+    Call call{pool, from, to, rows, shape[1], outputs,
               Sharing{block_bytes, tasks_per_thread}, work, work + workspace->element_count()};
     auto found = multiply(call, stored.from(i * outputs));
     if (found.failure()) error = found;
