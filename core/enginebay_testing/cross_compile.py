@@ -268,7 +268,9 @@ def _kernels(
 ) -> ChosenKernels:
     default = registry.load(registry.find("platform", env.platform)).default_layout
 
-    def steps(layout: str, layout_type: type[KVLayout], decode: Caps) -> list[AttentionProblem]:
+    def steps(
+        layout: str, layout_type: type[KVLayout], free_padding_rows: int, decode: Caps
+    ) -> list[AttentionProblem]:
         layouts = shape.layouts(layout_type, model)
         return [(dataclasses.replace(shape.bucket, mode=phase), layouts) for phase in PHASES]
 
