@@ -35,7 +35,7 @@ def finer(low: int, high: int) -> tuple[int, ...]:
     return tuple(sorted({*sizes, *between}))
 
 
-def thinned(sizes: Sequence[int], kept: Collection[int], free: int) -> tuple[int, ...]:
+def fewer_sizes(sizes: Sequence[int], kept: Collection[int], free: int) -> tuple[int, ...]:
     """The ascending sizes without those that are at most `free` and not in `kept`; always with the
     last one.
     """
@@ -111,12 +111,12 @@ def default_sizes(
     """
     longest_chunk = min(max_num_batched_tokens, max(16, max_model_len * max_num_seqs))
     prefill_tokens, free = doubling(16, longest_chunk), free_padding_rows
-    prefill_tokens = thinned(prefill_tokens, prefill_tokens[1::2], free)
+    prefill_tokens = fewer_sizes(prefill_tokens, prefill_tokens[1::2], free)
     rows = min_rows, max(min_rows, max_num_seqs)
     powers = doubling(*rows)
     decode_rows = finer(*rows) if ragged_decode else powers
     return BucketSizes(
-        decode_rows=thinned(decode_rows, {powers[0], *powers[2:]}, free),
+        decode_rows=fewer_sizes(decode_rows, {powers[0], *powers[2:]}, free),
         prefill_rows=tuple(dict.fromkeys((max_num_seqs if one_prefill_width else 1, max_num_seqs))),
         prefill_tokens=prefill_tokens,
         kv_lens=(max_model_len,) if ragged_decode else doubling(256, max_model_len),

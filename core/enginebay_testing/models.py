@@ -126,7 +126,11 @@ def model_checks(
 
 
 def harness_steps(
-    info: ModelInfo, layout: str, layout_type: type[KVLayout], decode: Caps
+    info: ModelInfo,
+    layout: str,
+    layout_type: type[KVLayout],
+    free_padding_rows: int,
+    decode: Caps,
 ) -> list[AttentionProblem]:
     """Return the attention problems of the checks; each row has one page."""
     layouts = {
