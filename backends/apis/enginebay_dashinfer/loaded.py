@@ -83,7 +83,7 @@ class Loaded:
             made = self.preparer.prepare_one(prompt, one.params, lora=one.lora, cache_salt=salt)
             prepared += [with_id(each, uuid.uuid4().hex) for each in made]
         queues = [
-            ResultQueue(len(each.prompt_token_ids), one.num_logprobs)
+            ResultQueue(len(each.prompt_token_ids), one.num_logprobs, each.requests[0].arrival_s)
             for each, one in zip(prepared, generations, strict=True)
         ]
         pairs = [(each.request_id, one) for each, one in zip(prepared, queues, strict=True)]

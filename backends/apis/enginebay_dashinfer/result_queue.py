@@ -43,7 +43,7 @@ class GeneratedElements:
 class Times:
     """Times of a request, in seconds since 1970; nan before they are known."""
 
-    arrival_s: float = dataclasses.field(default_factory=time.time)
+    arrival_s: float
     first_token_s: float = math.nan
     last_token_s: float = math.nan
     finished_s: float = math.nan
@@ -56,9 +56,12 @@ class ResultQueue:
     what ended the request, if something did.
     """
 
-    def __init__(self, num_prompt_tokens: int, num_top: int | None) -> None:
+    def __init__(
+        self, num_prompt_tokens: int, num_top: int | None, arrival_s: float | None = None
+    ) -> None:
         """`num_top`: how many of the most likely tokens to return with each token; None: no
-        log-probabilities.
+        log-probabilities. `arrival_s`: when the request came, in seconds of the monotonic clock;
+        None: now.
         """
         self._num_prompt_tokens = num_prompt_tokens
         self._num_top = num_top
@@ -67,7 +70,8 @@ class ResultQueue:
         self._num_generated = 0
         self._end: GenerateRequestStatus | None = None
         self._was_seen = False
-        self._times = Times()
+        age_s = 0.0 if arrival_s is None else time.monotonic() - arrival_s
+        self._times = Times(time.time() - age_s)
         self.reader: CompletionReader | None = None
         self.error: EnginebayError | None = None
 

@@ -14,6 +14,7 @@ import pytest
 from enginebay.errors import InternalError
 from enginebay.outputs import RequestMetrics, StreamChunk
 from enginebay.serving.events import RequestEnded
+from enginebay.serving.prepare import Preparer
 from enginebay_dashinfer.allspark import (
     AsStatus,
     DashInferModel,
@@ -128,6 +129,27 @@ def test_figures_of_a_request_are_whole_numbers(running: Engine) -> None:
     assert before_ms <= first["arrival_time"] <= first["first_token_time"]
     assert first["first_token_time"] <= first["last_token_time"]
     assert first["time_in_queue"] <= first["time_to_first_token"] <= first["finished_time"]
+
+
+# holds D16
+def test_every_figure_counts_from_the_arrival_of_the_request(
+    running: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where its queue is made later, as on a busy machine."""
+    prepare_one = Preparer.prepare_one
+
+    def slowly(*args: Any, **kwargs: Any) -> Any:
+        made = prepare_one(*args, **kwargs)
+        time.sleep(0.1)
+        return made
+
+    monkeypatch.setattr(Preparer, "prepare_one", slowly)
+    _, handle, results = running.start_request_ids("one", None, [5] * 40, greedy(max_length=60))
+    running.sync_request("one", handle)
+    figures = results.RequestStatInfo()
+    assert 100 <= figures["time_in_queue"] <= figures["time_to_first_token"]
+    since_arrival = figures["first_token_time"] - figures["arrival_time"]
+    assert abs(since_arrival - figures["time_to_first_token"]) <= 1
 
 
 # holds D14, D16
