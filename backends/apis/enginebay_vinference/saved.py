@@ -272,6 +272,13 @@ def _export(programs: Programs, shape: InferenceShape, kind: ProgramKind) -> byt
 def _compile(
     programs: Programs, shape: InferenceShape, functions: Mapping[ProgramKind, bytes]
 ) -> Pair:
+    """Compile saved functions. Their calls outside XLA are registered first: a process that has not
+    traced the functions has not registered them.
+    """
+    parts = programs.engine.parts
+    for name in parts.custom_calls:
+        if any(name.encode() in content for content in functions.values()):
+            parts.register_call(name)
     lowered = []
     for kind in KINDS:
         call = export.deserialize(bytearray(functions[kind])).call

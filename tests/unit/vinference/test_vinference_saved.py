@@ -4,6 +4,7 @@ was saved.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from jax.sharding import PartitionSpec
 
+from enginebay_native.compiling import library
 from enginebay_vinference import vInference, vInferencePreCompileConfig
 from enginebay_vinference.saved import MANIFEST
 from enginebay_vinference.state_steps import Programs
@@ -30,6 +32,7 @@ from tests.unit.vinference.small import (
     last,
     like,
     new_tokens,
+    padded,
 )
 
 pytestmark = [pytest.mark.xdist_group("vinference"), pytest.mark.long]
@@ -60,6 +63,16 @@ inference = vInference.load_inference(sys.argv[1], MODEL, None)
 states = [last(inference.generate(*encode(inference, *texts))) for texts in (TEXTS[:1], TEXTS)]
 rows = [new_tokens(state) for state in states]
 print(json.dumps([rows, len(misses), inference.inference_name, sorted(inference.precompiled)]))
+"""
+
+
+TINY_MODEL = {**MODEL, "model": TINY}
+
+LOAD_TINY = """
+import json, sys
+from enginebay_vinference import vInference
+from tests.unit.vinference.test_vinference_saved import TINY_MODEL, generated
+print(json.dumps(generated(vInference.load_inference(sys.argv[1], TINY_MODEL, None))))
 """
 
 
@@ -109,6 +122,27 @@ def test_a_fresh_process_generates_the_same_tokens_and_compiles_nothing(
     assert not [
         path for path in folder.rglob("*") if path.suffix not in ("", ".json", ".stablehlo")
     ]
+
+
+def generated(inference: vInference) -> list[list[int]]:
+    return new_tokens(last(inference.generate(*padded([[5, 6, 7, 8]]))))
+
+
+@pytest.mark.long
+def test_a_fresh_process_registers_the_native_kernels_of_what_it_loads(
+    tmp_path: Path, repo_root: Path
+) -> None:
+    config = dataclasses.replace(CONFIG, pad_token_id=0, eos_token_id=0)
+    made = vInference(TINY_MODEL, None, config)
+    kernels = made.programs.engine.parts.kernels
+    if {kernels["linear"], kernels["attention.decode"]} != {"native"}:
+        pytest.skip("no C++ compiler: only xla can be chosen here")
+    assert made.precompile(SIXTEEN)
+    made.save_inference(tmp_path / "saved")
+    compiled = library("linear_f32").parent  # C++ that need not be compiled again
+    shutil.copytree(compiled, tmp_path / "cache" / "enginebay" / "native")
+    loaded = run(LOAD_TINY, tmp_path / "saved", tmp_path / "cache", repo_root)
+    assert json.loads(loaded.stdout) == generated(made)
 
 
 @pytest.mark.long
