@@ -1,8 +1,9 @@
 """Conformance suite of the engine contract, by default on a tiny random model.
 
 Token comparisons stop at a near-tie: two batches or chunk sizes choose different tokens, and the
-sampler gives both when logits of the reference move by at most TOLERANCE. Few rows may end this
-way; see `ties`.
+sampler gives both when logits of the reference move by at most TOLERANCE, or by more where the
+weights ask for inputs that are rounded to int8 (`ReferenceModel.rounding`). Few rows may end this
+way; see `near_ties`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,9 @@ from enginebay_testing.reference import ReferenceModel
 from enginebay_testing.sampling_oracle import device_params
 
 TOLERANCE = 1e-3
-"""How far rounding may move a logit."""
+"""How far rounding may move a logit, where weights do not ask for inputs that are rounded to int8:
+`ReferenceModel.rounding` is how far these move it besides.
+"""
 
 MAX_NEAR_TIES = 0.1
 """Max share of rows that may differ at a near-tie."""
@@ -75,18 +77,19 @@ def possible_tokens(
     index: int = 0,
 ) -> set[int]:
     """Return the tokens that the plan's sampler draws after `prompt` and `output` when no logit
-    moves by more than TOLERANCE.
+    moves by more than TOLERANCE and `reference.rounding`.
 
     `index` is the index of the completion. All rows have one key and one position, so that only the
-    logits differ: the reference's own logits, then logits that each move by TOLERANCE up or down,
+    logits differ: the reference's own logits, then logits that each move by this much up or down,
     then smaller moves.
     """
     logits = reference.logits([*prompt, *output])[-1]
+    most = TOLERANCE + reference.rounding([*prompt, *output])[-1]
     rng = np.random.default_rng(0)
     moves = rng.uniform(-1.0, 1.0, (NUM_PERTURBATIONS, len(logits)))
     moves[: NUM_PERTURBATIONS // 2] = np.sign(moves[: NUM_PERTURBATIONS // 2])
     moves[0] = 0.0
-    nearby = (logits + TOLERANCE * moves).astype(np.float32)
+    nearby = (logits + most * moves).astype(np.float32)
     after = np.full(NUM_PERTURBATIONS, len(output))
     return {
         int(t)

@@ -4,6 +4,8 @@ batching.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -17,6 +19,7 @@ from enginebay.contracts.model import Weights
 from enginebay.ops.bound import Ops
 from enginebay.ops.sampling import without_padding
 from enginebay.types import SamplingParams
+from enginebay.weights import FLOAT, QuantizedArray
 from enginebay_testing.sampling_oracle import OracleParams, penalised
 
 SMALLEST = 256
@@ -54,12 +57,45 @@ class ReferenceModel:
         """
         return self._run(jax.jit(self._hidden, static_argnums=3), token_ids)
 
-    def _run(self, compiled: Callable[..., jax.Array], token_ids: Sequence[int]) -> np.ndarray:
+    def rounding(self, token_ids: Sequence[int]) -> np.ndarray:
+        """Return how far a logit of a sequence may move because inputs of weights are rounded to
+        int8, f32 [tokens]: 0 where the weights do not ask for it.
+
+        A last bit of an input decides between two codes, which are a rounding step apart, and a
+        step is more than a last bit of all that is computed from it: the codes after it may differ
+        too. So two right computations have in common only that each code is at most half a step
+        from its input. A logit of either is then as far from that of inputs that are not rounded
+        as the half steps move it, and the two are at most twice as far from each other. The
+        distance is measured: it is the largest one between a logit of these weights and the same
+        logit without rounding.
+        """
+        if not self.plan.weight_format.needs["activation_quantizations"]:
+            return np.zeros(len(token_ids), np.float32)
+        exact = self._run(self._compiled, token_ids, self._without_rounding)
+        distance = np.abs(_finite(self.logits(token_ids)) - _finite(exact)).max(axis=1)
+        return np.asarray(2 * distance, np.float32)
+
+    @functools.cached_property
+    def _without_rounding(self) -> Weights:
+        """The weights, for inputs that are not rounded."""
+        return {
+            path: dataclasses.replace(weight, activations=FLOAT)
+            if isinstance(weight, QuantizedArray)
+            else weight
+            for path, weight in self.weights.items()
+        }
+
+    def _run(
+        self,
+        compiled: Callable[..., jax.Array],
+        token_ids: Sequence[int],
+        weights: Weights | None = None,
+    ) -> np.ndarray:
         count = len(token_ids)
         size = max(SMALLEST, 1 << (count - 1).bit_length())
         padded = np.zeros(size, np.int32)
         padded[:count] = token_ids
-        result = compiled(self.weights, padded, np.asarray([count], np.int32), size)
+        result = compiled(weights or self.weights, padded, np.asarray([count], np.int32), size)
         return np.asarray(result)[:count]
 
     def _hidden(
@@ -94,7 +130,8 @@ class ReferenceModel:
         """Return the index of the first greedy output token that is not the best one after the
         penalties of `params`, or None.
 
-        `tolerance` is how far rounding may move a logit; a repetition penalty enlarges it.
+        `tolerance` is how far rounding may move a logit; inputs that are rounded to int8 (see
+        `rounding`) and a repetition penalty enlarge it.
         """
         penalties = OracleParams()
         if params is not None:
@@ -103,10 +140,16 @@ class ReferenceModel:
                 frequency_penalty=params.frequency_penalty,
                 repetition_penalty=params.repetition_penalty,
             )
-        tolerance *= max(penalties.repetition_penalty, 1 / penalties.repetition_penalty)
+        factor = max(penalties.repetition_penalty, 1 / penalties.repetition_penalty)
         logits = self.logits([*prompt, *output])[len(prompt) - 1 : -1]
+        tolerances = factor * (tolerance + self.rounding([*prompt, *output])[len(prompt) - 1 : -1])
         for at, row in enumerate(logits):
             scores = penalised(row, penalties, prompt, output[:at])
-            if scores.max() - scores[output[at]] > tolerance:
+            if scores.max() - scores[output[at]] > tolerances[at]:
                 return at
         return None
+
+
+def _finite(logits: np.ndarray) -> np.ndarray:
+    """Return logits with 0 in the place of those of the vocabulary's padding."""
+    return np.where(np.isfinite(logits), logits, np.float32(0))

@@ -12,9 +12,13 @@ import numpy as np
 import pytest
 
 from enginebay import SamplingParams
+from enginebay.compose.composition import make_plan
+from enginebay.config import EngineConfig
 from enginebay_samplers import standard
 from enginebay_testing.near_ties import assert_same_tokens, first_impossible_token, possible_tokens
+from enginebay_testing.reference import ReferenceModel
 from enginebay_xla.sample import sample as draw
+from tests.brief import TINY
 
 GREEDY = SamplingParams(temperature=0.0)
 SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=2**40 + 3)
@@ -31,6 +35,9 @@ class Fixed:
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
         return np.tile(self.row, (len(token_ids), 1))
+
+    def rounding(self, token_ids: Sequence[int]) -> np.ndarray:
+        return np.zeros(len(token_ids), np.float32)
 
 
 def wide() -> Fixed:
@@ -87,3 +94,18 @@ def test_a_token_that_only_another_seed_gives_is_impossible(params: SamplingPara
     assert first_impossible_token(model, [0], output, params) is None
     output[5] = (output[5] + 1) % VOCAB
     assert first_impossible_token(model, [0], output, params) == 5
+
+
+@pytest.mark.long
+def test_only_inputs_that_are_rounded_move_logits_besides() -> None:
+    def rounding(**choices: str) -> np.ndarray:
+        config = EngineConfig(model=TINY, dtype="float32", max_model_len=256, **choices)
+        return ReferenceModel(make_plan(config)).rounding([5, 6, 7])
+
+    assert not rounding().any()
+    assert not rounding(quantization="int4").any()
+    for how in ("int8", "int8_group"):
+        moved = rounding(quantization="int4", activation_quantization=how)
+        assert moved.shape == (3,)
+        assert (moved > 1e-3).all()
+        assert (moved < 1).all()
