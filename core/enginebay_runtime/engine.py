@@ -43,6 +43,7 @@ from enginebay.contracts.executor import EngineParts, Executor, Report
 from enginebay.contracts.processor import RowValues
 from enginebay.contracts.step_key import StepKey
 from enginebay.errors import InternalError
+from enginebay.weights import KEY_CENTERS, merge_weights
 from enginebay_runtime.account import ACCOUNT
 from enginebay_runtime.assemble import (
     TableCopies,
@@ -144,11 +145,24 @@ class StepEngine(Engine):
 
     def set_weights(self, weights: Mapping[str, np.ndarray | jax.Array]) -> None:
         """Replace weights by path, each with an array of the same shape and dtype. No row may be
-        running. Cached prefixes of the former weights are not found any more.
+        running. Cached prefixes of the former weights are not found any more. The centres of keys
+        are measured again, unless they are among `weights`.
         """
         base = {n: one for n, one in weights.items() if not n.startswith(ADAPTER_WEIGHTS)}
-        self.executor.run(SetWeights(base))
+        self.executor.run(SetWeights({**base, **self._centers_after(base)}))
         self._num_updates += 1
+
+    def _centers_after(
+        self, weights: Mapping[str, np.ndarray | jax.Array]
+    ) -> Mapping[str, jax.Array]:
+        """The centres of keys after a change of weights; {} where it has them, or no cache does."""
+        paths = [path for path in self.parts.model.weight_specs() if path.startswith(KEY_CENTERS)]
+        if not paths or any(path in weights for path in paths):
+            return {}
+        after = merge_weights(self.executor.weights(), weights)
+        return self.parts.measured_centers(
+            {path: one for path, one in after.items() if not path.startswith(ADAPTER_WEIGHTS)}
+        )
 
     def _set_adapter(self, slot: int, arrays: Mapping[str, np.ndarray]) -> None:
         self.executor.run(SetAdapter(slot, arrays))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from enginebay import LLM, EngineConfig
+from enginebay import LLM, EngineConfig, SamplingParams
 from enginebay.compose.composition import make_plan
 from enginebay.compose.key_centers import CenteredModel, with_measured_centers
 from enginebay.compose.plan import Plan
@@ -22,6 +22,7 @@ from enginebay.errors import InputError
 from enginebay.ops.key_centers import center_path, has_center
 from enginebay.ops.spec import AttnSpec
 from enginebay.weights import merge_weights
+from enginebay_esurge import eSurge
 from enginebay_oengine.paged_cache import make_quantizer
 from enginebay_testing.engine_moves import put_and_compare
 from enginebay_testing.reference import ReferenceModel
@@ -148,6 +149,38 @@ def test_weights_of_a_quantised_cache_can_be_set_in_an_engine_without_one() -> N
     assert merged.keys() == base.keys()
     with pytest.raises(InputError, match="weight 'other'"):
         merge_weights(base, {"other": np.ones(2, np.float32)})
+
+
+def _changed(engine: eSurge, change: Mapping[str, Any]) -> tuple[np.ndarray, list[int]]:
+    """Return the centres of an engine and its tokens after a prompt, with other weights."""
+    engine.update_model_weights(graphstate=change)
+    params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    [output] = engine.generate([IDS], params)
+    return np.asarray(engine.engine.executor.weights()[PATH]), output.outputs[0].token_ids
+
+
+@pytest.mark.long
+def test_centres_are_measured_again_when_weights_are_replaced_by_path(biased: str) -> None:
+    choices = SIZES | {"kv_cache_dtype": "int8", "max_model_len": 96}
+    del choices["model"], choices["engine"]
+    with eSurge(biased, **choices) as engine:
+        first = dict(engine.engine.executor.weights())
+        shifted = {p: w for p, w in first.items() if "bias" in p and "attention" in p}
+        assert shifted
+        others = {p: -w for p, w in shifted.items()}
+        whole = {p: w for p, w in (first | others).items() if p != PATH}
+        centers, new = _changed(engine, whole)
+        plan = engine.plan
+        wanted = with_measured_centers(plan.model, plan.kernels, plan.placement, first | others)
+        np.testing.assert_array_equal(centers, wanted[PATH])
+        assert np.abs(centers - first[PATH]).max() > 10
+        assert ReferenceModel(plan, wanted).first_wrong_token(IDS, new, 1e-3) is None
+        again, old = _changed(engine, shifted)
+        np.testing.assert_array_equal(again, first[PATH])
+        assert ReferenceModel(plan, first).first_wrong_token(IDS, old, 1e-3) is None
+        zeros = jnp.zeros_like(first[PATH])
+        given, _ = _changed(engine, {**others, PATH: zeros})
+        np.testing.assert_array_equal(given, zeros)
 
 
 @pytest.mark.long

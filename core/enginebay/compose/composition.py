@@ -14,7 +14,7 @@ from enginebay.compose.engine_steps import engine_steps, refuse_problems
 from enginebay.compose.import_paths import BY_PATH, import_path
 from enginebay.compose.kernel_configs import require_tuned
 from enginebay.compose.kernels import choose_kernels
-from enginebay.compose.key_centers import with_key_centers
+from enginebay.compose.key_centers import measured_centers, with_key_centers
 from enginebay.compose.model_cache import dtypes_by_group, model_cache
 from enginebay.compose.ops import ATTENTION
 from enginebay.compose.override import by_op, overridden_plan
@@ -296,6 +296,9 @@ def make_parts(plan: Plan, progress: Progress | None = None) -> EngineParts:
         config=config,
         model=split_model(plan.model, plan.placement),
         load_weights=load_weights,
+        measured_centers=functools.partial(
+            measured_centers, plan.model, plan.kernels, plan.placement
+        ),
         ops=OpsBinder(plan.kernels, plan.model.info, plan.placement),
         sampler=plan.sampler or make_sampler(registry, config, ops),
         processors=plan.processors.processors,

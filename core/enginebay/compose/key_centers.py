@@ -102,20 +102,33 @@ class CenteredModel(Model):
 def with_measured_centers(
     model: Model, kernels: ChosenKernels, placement: Placement, weights: dict[str, Weight]
 ) -> dict[str, Weight]:
-    """Return the weights of a model with the centres of its keys: means of the keys of random
-    tokens. A mean that is not finite is 0.
+    """Return the weights of a model with the centres of its keys."""
+    centers = measured_centers(model, kernels, placement, weights)
+    return {**weights, **centers} if centers else weights
+
+
+def measured_centers(
+    model: Model, kernels: ChosenKernels, placement: Placement, weights: Weights
+) -> dict[str, jax.Array]:
+    """Return the centres of a model's keys by path: means of the keys of random tokens. A mean that
+    is not finite is 0. Centres among `weights` count as 0, so that they do not change the means.
     """
     specs = model.weight_specs()
     paths = {g.name: p for g in model.info.groups if (p := center_path(g.name)) in specs}
     if not paths:
-        return weights
-    measured = dict(weights)
-    for group, layers in _run(model, kernels, placement, weights).items():
+        return {}
+    placed = {path: placement.weight(path, specs[path]) for path in paths.values()}
+    none = {
+        path: jax.device_put(np.zeros(specs[path].shape, np.float32), where)
+        for path, where in placed.items()
+    }
+    measured = {}
+    for group, layers in _run(model, kernels, placement, {**weights, **none}).items():
         if group in paths:
             means = np.stack([np.asarray(layer[_MEAN]) for layer in layers])
             path = paths[group]
             means = np.where(np.isfinite(means), means, 0)
-            measured[path] = jax.device_put(means, placement.weight(path, specs[path]))
+            measured[path] = jax.device_put(means, placed[path])
     return measured
 
 

@@ -226,6 +226,10 @@ class EngineParts:
     """
     load_weights: Callable[[], Weights] = _not_chosen
     """Loads the weights. An engine calls it once, after its memory plan was accepted."""
+    measured_centers: Callable[[Weights], Mapping[str, jax.Array]] = _not_chosen
+    """Returns the centres of keys that other weights of the model need, by path
+    (`enginebay.ops.key_centers`).
+    """
     make_executor: MakeExecutor | None = None
     """Makes the executor of the engine, from these parts; None: the engine uses its own."""
     changed: Callable[[Mapping[str, object]], EngineParts] = _not_chosen
