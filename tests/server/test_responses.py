@@ -110,12 +110,76 @@ def test_reasoning_and_calls_are_items(asker: Asker, monkeypatch: pytest.MonkeyP
     assert (call["type"], call["name"], call["arguments"]) == ("function_call", "now", "{}")
     events = events_of(parsing, **body)
     assert plain(events[-1]["response"]) == plain(whole)
+    told = parsing.ok(PATH, input="Hello!", **body, **LOGPROBS)["output"][1]["content"][0]
+    assert "".join(entry["token"] for entry in told["logprobs"]).startswith("I look.")
+    assert len(told["logprobs"]) < 10
+    logged = told_of(events_of(parsing, **body, **LOGPROBS), "delta")
+    assert [entry["token"] for entry in logged] == [entry["token"] for entry in told["logprobs"]]
     [done] = [e for e in events if e["type"] == "response.function_call_arguments.done"]
     assert done["arguments"] == "{}"
     # The result of the call goes on with what is kept.
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "noon"}
     monkeypatch.undo()
     parsing.ok(PATH, previous_response_id=whole["id"], input=[result], max_output_tokens=2)
+
+
+LOGPROBS: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+
+
+def told_of(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """The log-probabilities of all events of a name."""
+    found = [e["logprobs"] for e in events if e["type"] == f"response.output_text.{name}"]
+    return [entry for entries in found for entry in entries]
+
+
+def shape_of(entries: list[dict[str, Any]]) -> list[Any]:
+    """Log-probabilities with numbers that equal those of another batch."""
+    return [
+        (e["token"], e["bytes"], pytest.approx(e["logprob"], abs=1e-4), len(e["top_logprobs"]))
+        for e in entries
+    ]
+
+
+def test_log_probabilities_of_a_text_are_those_of_the_chat(asker: Asker) -> None:
+    from openai.types.responses import ResponseOutputText, ResponseTextDeltaEvent
+
+    fields: dict[str, Any] = {"messages": HELLO, "max_tokens": 8, "logprobs": True}
+    [choice] = asker.ok("/v1/chat/completions", **fields, top_logprobs=2)["choices"]
+    whole = asker.ok(PATH, input="Hello!", max_output_tokens=8, **LOGPROBS)
+    [part] = whole["output"][0]["content"]
+    told = part["logprobs"]
+    assert shape_of(told) == shape_of(choice["logprobs"]["content"])
+    assert [len(entry["top_logprobs"]) for entry in told] == [2] * 8
+    assert all(entry.keys() == {"token", "bytes", "logprob", "top_logprobs"} for entry in told)
+    assert all(t.keys() == {"token", "bytes", "logprob"} for e in told for t in e["top_logprobs"])
+    assert "".join(entry["token"] for entry in told) == part["text"]
+    ResponseOutputText.model_validate(part, strict=True)
+    assert whole["top_logprobs"] == 2
+    assert asker.get(f"{PATH}/{whole['id']}").json()["output"] == whole["output"]
+
+    events = events_of(asker, max_output_tokens=8, **LOGPROBS)
+    deltas = told_of(events, "delta")
+    assert shape_of(deltas) == shape_of(told)
+    assert told_of(events, "done") == deltas
+    assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == deltas
+    for event in (e for e in events if e["type"] == "response.output_text.delta"):
+        ResponseTextDeltaEvent.model_validate(event, strict=True)
+        assert "".join(entry["token"] for entry in event["logprobs"]) == event["delta"]
+    answers = {"role": "assistant", "content": whole["output"][0]["content"]}
+    asker.ok(PATH, input=[*HELLO, answers, *HELLO], max_output_tokens=1)
+
+
+def test_log_probabilities_are_returned_where_the_request_includes_them(asker: Asker) -> None:
+    for fields, count in ((LOGPROBS | {"top_logprobs": None}, 0), ({"top_logprobs": 2}, None)):
+        answer = asker.post(PATH, {"input": "Hello!", "max_output_tokens": 4, **fields})
+        told = answer.json()["output"][0]["content"][0]["logprobs"]
+        assert [len(entry["top_logprobs"]) for entry in told] == ([] if count is None else [0] * 4)
+        ignored = answer.headers.get("x-enginebay-ignored")
+        assert ignored == ("top_logprobs" if count is None else None)
+        events = events_of(asker, max_output_tokens=4, **fields)
+        assert len(told_of(events, "delta")) == len(told_of(events, "done")) == len(told)
+    assert asker.refused(PATH, 400, input="a", top_logprobs=21)["param"] == "top_logprobs"
+    assert asker.refused(PATH, 400, input="a", top_logprobs=-1)["param"] == "top_logprobs"
 
 
 @pytest.mark.parametrize("stream", [False, True])

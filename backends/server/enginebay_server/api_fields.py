@@ -92,7 +92,7 @@ RESPONSE_FIELDS = ApiFields(
     _names(
         """include input instructions max_output_tokens max_tool_calls metadata model
         parallel_tool_calls previous_response_id reasoning store stream stream_options temperature
-        text tool_choice tools top_p user frequency_penalty presence_penalty"""
+        text tool_choice tools top_logprobs top_p user frequency_penalty presence_penalty"""
     ),
     {name: why for name, why in _COMMON.items() if name not in ("metadata", "store")}
     | {
@@ -102,7 +102,6 @@ RESPONSE_FIELDS = ApiFields(
             "a conversation that is too long is refused", [[], {}, {"edits": []}]
         ),
         "image": UnreadField("models here read text alone", [{}]),
-        "top_logprobs": UnreadField("items have no log-probabilities", [0]),
         "truncation": UnreadField("a conversation that is too long is refused", ["disabled"]),
     },
     {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 from enginebay.contracts.output_format import (
     ContentDelta,
@@ -21,7 +21,8 @@ BlockKind = Literal["reasoning", "text", "call"]
 @dataclasses.dataclass(slots=True)
 class Block:
     """A part of an answer. `text` is reasoning, text of the answer, or a call's arguments as a JSON
-    object. Only calls have `call_id` and `name`.
+    object. Only calls have `call_id` and `name`. `logprobs`: what /v1/responses returns for the
+    tokens of a text.
     """
 
     kind: BlockKind
@@ -29,6 +30,7 @@ class Block:
     call_id: str = ""
     name: str = ""
     text: str = ""
+    logprobs: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
 BlockEvent = tuple[Literal["open", "add", "close"], Block, str]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from enginebay.contracts.output_format import ContentDelta
 from enginebay.outputs import StreamChunk
-from enginebay_server.blocks import Block, BlockEvent, Blocks
+from enginebay_server.blocks import Block, BlockEvent
 from enginebay_server.errors import ApiError, to_json
 from enginebay_server.generation import Generation
+from enginebay_server.response_text import AnswerReader
 from enginebay_server.responses import ResponseRecords
 from enginebay_server.sse import StreamWriter
-from enginebay_server.tools import ToolUse
 from enginebay_server.usage import Usage
 
 NAMES = {
@@ -32,14 +31,14 @@ class ResponseStream(StreamWriter):
         self,
         generation: Generation,
         records: ResponseRecords,
-        use: ToolUse,
+        reader: AnswerReader,
         keep: Callable[[list[Block], dict[str, Any]], Awaitable[None]],
     ) -> None:
         self._records = records
         self._keep = keep
         self._usage = Usage(generation.num_prompt_tokens)
-        self._parser = use.parser(generation.model, generation.handles[0].prompt_token_ids)
-        self._blocks = Blocks()
+        self._reader = reader
+        self._blocks = reader.blocks
         self._reason: str | None = None
         self._num_events = 0
 
@@ -49,15 +48,12 @@ class ResponseStream(StreamWriter):
 
     def write(self, place: int, chunk: StreamChunk) -> bytes:
         self._usage.add(chunk)
-        text = chunk.delta_text
-        if self._parser is not None:
-            deltas = self._parser.feed(text)
-        else:
-            deltas = [ContentDelta(text)] if text else []
-        if chunk.finish_reason is not None:
+        is_last = chunk.finish_reason is not None
+        if is_last:
             self._reason = chunk.finish_reason
-            deltas += [] if self._parser is None else self._parser.finish()
-        return b"".join(map(self._block_event, self._blocks.take(deltas)))
+        ids, told = chunk.delta_token_ids, chunk.logprobs
+        events = self._reader.read(chunk.delta_text, ids, told, is_last=is_last)
+        return b"".join(self._block_event(event, entries) for event, entries in events)
 
     async def end(self) -> bytes:
         if self._reason in ("abort", "error"):
@@ -72,14 +68,14 @@ class ResponseStream(StreamWriter):
         failed = self._records.failed(self._blocks.all, error, self._usage)
         return self._event("error", record) + self._event("response.failed", {"response": failed})
 
-    def _block_event(self, found: BlockEvent) -> bytes:
+    def _block_event(self, found: BlockEvent, entries: Sequence[dict[str, Any]] = ()) -> bytes:
         what, block, text = found
         place = {"item_id": self._records.item_id(block), "output_index": block.index}
         name = NAMES["custom" if self._records.is_custom(block) else block.kind]
         if block.kind != "call":
             place["content_index"] = 0
         if what == "add":
-            more: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
+            more: dict[str, Any] = {"logprobs": entries} if block.kind == "text" else {}
             return self._event(f"response.{name}.delta", {**place, "delta": text, **more})
         if what == "open":
             return self._opened(block, place)
@@ -92,7 +88,7 @@ class ResponseStream(StreamWriter):
         )
         if block.kind == "call":
             return added
-        part = {**self._records.part(block), "text": ""}
+        part = self._records.part(Block(block.kind, block.index))
         return added + self._event("response.content_part.added", {**place, "part": part})
 
     def _closed(self, block: Block, place: dict[str, Any], name: str) -> bytes:
@@ -101,7 +97,8 @@ class ResponseStream(StreamWriter):
             done = {**place, **({"input": block.text} if self._records.is_custom(block) else text)}
             found = self._event(f"response.{name}.done", done)
         else:
-            more: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
+            is_text = block.kind == "text"
+            more: dict[str, Any] = {"logprobs": block.logprobs} if is_text else {}
             found = self._event(f"response.{name}.done", {**place, "text": block.text, **more})
             part = {**place, "part": self._records.part(block)}
             found += self._event("response.content_part.done", part)

@@ -35,8 +35,15 @@ ResponseMetadata = Annotated[
     AtMost(MAX_METADATA, is_list=False),
 ]
 
+LOGPROBS = "message.output_text.logprobs"
+"""The value of `include` that asks for the log-probabilities of a text."""
+
+MAX_TOP_LOGPROBS = 20
+"""OpenAI's limit."""
+
 KNOWN_INCLUDES = frozenset(
     {
+        LOGPROBS,
         "code_interpreter_call.outputs",
         "computer_call_output.output.image_url",
         "file_search_call.results",
@@ -46,8 +53,8 @@ KNOWN_INCLUDES = frozenset(
         "web_search_call.results",
     }
 )
-"""Values of `include` that ask for parts of items which no answer here has: nothing is encrypted,
-and no tool of an API runs.
+"""Values of `include`. All but LOGPROBS ask for parts of items which no answer here has: nothing is
+encrypted, and no tool of an API runs.
 """
 
 
@@ -86,6 +93,12 @@ class ResponsesBody(Body):
     """The max calls of tools that the server runs. It runs none, so the limit always holds."""
     include: Annotated[list[Name], AtMost(64)] | None = None
     stream_options: ResponseStreamOptions | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Number of top tokens to return with each token; None for no log-probabilities."""
+        return (self.top_logprobs or 0) if LOGPROBS in (self.include or ()) else None
 
     @property
     def ignored_parts(self) -> list[str]:
@@ -102,6 +115,7 @@ class ResponsesBody(Body):
             if value is not None
         ]
         parts += ["include"] if set(self.include or ()) - KNOWN_INCLUDES else []
+        parts += ["top_logprobs"] if self.top_logprobs and self.num_logprobs is None else []
         return [*parts, *ignored_tools(self.tools), *ignored_items(self.items)]
 
     @property
@@ -144,6 +158,8 @@ class ResponsesBody(Body):
             response_format=_format(self.text),
             reasoning_effort=_effort(self.reasoning),
             user=self.user,
+            logprobs=self.num_logprobs is not None,
+            top_logprobs=self.num_logprobs,
         )
 
 
@@ -214,7 +230,12 @@ class ResponseRecords:
         """The content part of a block of text or reasoning."""
         if block.kind == "reasoning":
             return {"type": "reasoning_text", "text": block.text}
-        return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
+        return {
+            "type": "output_text",
+            "text": block.text,
+            "annotations": [],
+            "logprobs": block.logprobs,
+        }
 
     def item(self, block: Block, status: str = "completed") -> dict[str, Any]:
         """A block as an output item. An item in progress has no content yet."""
@@ -287,7 +308,7 @@ class ResponseRecords:
             "text": {"format": {"type": "text"}, **(body.text or {})},
             "tool_choice": body.tool_choice or "auto",
             "tools": body.tools or [],
-            "top_logprobs": 0,
+            "top_logprobs": body.top_logprobs or 0,
             "top_p": body.top_p,
             "truncation": "disabled",
             "usage": None if usage is None else self._usage(usage, output),

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from enginebay.types import SamplingParams
-from enginebay_server.blocks import Block, whole_blocks
+from enginebay_server.blocks import Block
 from enginebay_server.bodies import check_unknown
 from enginebay_server.chat import ChatBody, chat_jobs, chat_params
 from enginebay_server.errors import ApiError
 from enginebay_server.response_items import input_messages, resolved
 from enginebay_server.response_store import StoredResponse, store
 from enginebay_server.response_stream import ResponseStream
+from enginebay_server.response_text import AnswerReader
 from enginebay_server.responses import (
     ResponseRecords,
     ResponsesBody,
     answer_message,
 )
-from enginebay_server.routes_generate import as_json
+from enginebay_server.routes_generate import as_json, num_output_values
 from enginebay_server.running import begin, streamed, whole_outputs
 from enginebay_server.served import ServedModel
 from enginebay_server.state import AppState
@@ -106,17 +108,35 @@ async def respond(state: AppState, body: ResponsesBody, request: Request) -> Res
             stored = StoredResponse(record, body.items, conversation)
             await state.lanes.files.run(store, state.responses, generation.id, stored)
 
+    def reader(prompt_token_ids: Sequence[int]) -> AnswerReader:
+        return AnswerReader(
+            use.parser(model, prompt_token_ids),
+            model.words,
+            body.num_logprobs,
+            skips_special=params.skip_special_tokens,
+        )
+
     if body.stream:
-        stream = functools.partial(ResponseStream, generation, records, use, keep)
+
+        def stream() -> ResponseStream:
+            own = reader(generation.handles[0].prompt_token_ids)
+            return ResponseStream(generation, records, own, keep)
+
         return await streamed(state, request, generation, make, stream, headers)
     [output] = await whole_outputs(state, request, generation, make)
     [one] = output.outputs
     usage = Usage()
     usage.add_output(output)
-    blocks = whole_blocks(one.text, use.parser(model, output.prompt_token_ids)).all
-    record = records.ended(blocks, one.finish_reason, usage)
-    await keep(blocks, record)
-    return as_json(record, headers)
+    own = reader(output.prompt_token_ids)
+
+    def answer() -> tuple[dict[str, Any], Response]:
+        own.read(one.text, one.token_ids, one.logprobs, is_last=True)
+        record = records.ended(own.blocks.all, one.finish_reason, usage)
+        return record, as_json(record, headers)
+
+    record, answered = await state.lanes.write(num_output_values(output), answer)
+    await keep(own.blocks.all, record)
+    return answered
 
 
 def former_messages(state: AppState, body: ResponsesBody) -> list[dict[str, Any]]:
