@@ -10,7 +10,7 @@ import pytest
 from enginebay.contracts.output_format import ContentDelta, Delta, ReasoningDelta
 from enginebay.text.token_bytes import TokenBytes
 from enginebay_server.parsing.message import MessageParser
-from enginebay_server.response_text import AnswerReader, LoggedEvent
+from enginebay_server.response_text import LoggedEvent, OutputTextReader
 
 MARK = b"</think>"
 
@@ -61,12 +61,12 @@ class Thinking:
         return [ContentDelta(text)] if text else []
 
 
-def reader_of(words: Words, *, is_thinking: bool, skips_special: bool = True) -> AnswerReader:
+def reader_of(words: Words, *, is_thinking: bool, skips_special: bool = True) -> OutputTextReader:
     parser = cast("MessageParser", Thinking()) if is_thinking else None
-    return AnswerReader(parser, words, 0, skips_special=skips_special)
+    return OutputTextReader(parser, words, 0, skips_special=skips_special)
 
 
-def read(reader: AnswerReader, *pieces: tuple[str, Sequence[int]]) -> list[LoggedEvent]:
+def read(reader: OutputTextReader, *pieces: tuple[str, Sequence[int]]) -> list[LoggedEvent]:
     found = []
     for at, (text, ids) in enumerate(pieces, 1):
         told: list[dict[int, float]] = [{token_id: -0.5} for token_id in ids]
@@ -74,7 +74,7 @@ def read(reader: AnswerReader, *pieces: tuple[str, Sequence[int]]) -> list[Logge
     return found
 
 
-def told(reader: AnswerReader) -> dict[str, list[bytes]]:
+def told(reader: OutputTextReader) -> dict[str, list[bytes]]:
     return {b.text: [bytes(e["bytes"]) for e in b.logprobs] for b in reader.blocks.all}
 
 

@@ -9,7 +9,7 @@ from enginebay.outputs import StreamChunk
 from enginebay_server.blocks import Block, BlockEvent
 from enginebay_server.errors import ApiError, to_json
 from enginebay_server.generation import Generation
-from enginebay_server.response_text import AnswerReader
+from enginebay_server.response_text import OutputTextReader
 from enginebay_server.responses import ResponseRecords
 from enginebay_server.sse import StreamWriter
 from enginebay_server.usage import Usage
@@ -31,7 +31,7 @@ class ResponseStream(StreamWriter):
         self,
         generation: Generation,
         records: ResponseRecords,
-        reader: AnswerReader,
+        reader: OutputTextReader,
         keep: Callable[[list[Block], dict[str, Any]], Awaitable[None]],
     ) -> None:
         self._records = records

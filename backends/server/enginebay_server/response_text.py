@@ -29,7 +29,7 @@ class _Token:
     """False for a special token that the text leaves out."""
 
 
-class AnswerReader:
+class OutputTextReader:
     """Reads one answer, in one piece or in the pieces of a stream."""
 
     def __init__(

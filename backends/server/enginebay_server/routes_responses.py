@@ -17,7 +17,7 @@ from enginebay_server.errors import ApiError
 from enginebay_server.response_items import input_messages, resolved
 from enginebay_server.response_store import StoredResponse, store
 from enginebay_server.response_stream import ResponseStream
-from enginebay_server.response_text import AnswerReader
+from enginebay_server.response_text import OutputTextReader
 from enginebay_server.responses import (
     ResponseRecords,
     ResponsesBody,
@@ -108,8 +108,8 @@ async def respond(state: AppState, body: ResponsesBody, request: Request) -> Res
             stored = StoredResponse(record, body.items, conversation)
             await state.lanes.files.run(store, state.responses, generation.id, stored)
 
-    def reader(prompt_token_ids: Sequence[int]) -> AnswerReader:
-        return AnswerReader(
+    def reader(prompt_token_ids: Sequence[int]) -> OutputTextReader:
+        return OutputTextReader(
             use.parser(model, prompt_token_ids),
             model.words,
             body.num_logprobs,
