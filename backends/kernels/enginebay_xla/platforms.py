@@ -93,7 +93,7 @@ class CpuPlatform(JaxPlatform):
     default_dtype = "float32"
     rows_at_once = 4
     one_prefill_width = True
-    runtime_bytes = 320 * 2**20
+    runtime_bytes = 384 * 2**20
     demand_memory = demand_memory.IS_AVAILABLE
     backend = "cpu"
     hint = "is JAX_PLATFORMS set to something else?"
