@@ -354,7 +354,7 @@ class StepEngine(Engine):
 
     def warmup_steps(self) -> tuple[Sequence[StepKey], Sequence[StepKey]]:
         keys = self.sizes.geometry(self.sizes.whole).all_steps()
-        return in_order(keys, self.parts.config)
+        return in_order(keys, self.parts.config, self.parts.free_padding_rows)
 
     def _prepare_moves(self) -> int:
         """Compile the moves to the host, and identify the weights. Returns the number of programs

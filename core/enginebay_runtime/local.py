@@ -326,7 +326,7 @@ class LocalExecutor(Executor):
         """
         self._writer.compile_all()
         self._background.stop()
-        first, later = in_order(keys, self.parts.config)
+        first, later = in_order(keys, self.parts.config, self.parts.free_padding_rows)
 
         def missing(keys: Iterable[StepKey]) -> list[StepKey]:
             names = [(key, program_name(key, self.layouts)) for key in keys]
@@ -339,7 +339,8 @@ class LocalExecutor(Executor):
         layered.make_all(first_missing, report)
         whole = StepCompiler(source, self._programs)
         there = [key for key in (*first, *later) if key not in others and self._lacks(key)]
-        several, uncounted = several_rows(others), self._counted(None, 0)
+        several = [key for key in several_rows([*first, *later]) if key in others]
+        uncounted = self._counted(None, 0)
         process_of = functools.partial(self._process.of, source)
         self.compilations.coming = tuple(dict.fromkeys((*several, *others)))
 
@@ -403,7 +404,8 @@ class LocalExecutor(Executor):
 
         if is_warm(key):
             return key
-        near = (o for o in self.programs if covers(o, key) and is_near(o, key))
+        free = self.parts.free_padding_rows
+        near = (o for o in self.programs if covers(o, key) and is_near(o, key, free))
         others = (other for other in near if is_warm(other))
         return min(others, key=cost, default=None)
 

@@ -76,18 +76,27 @@ size at nearly the same speed, and shorter ones still take little time.
 """
 
 
-def first_steps(keys: Iterable[StepKey]) -> list[StepKey]:
+SEVERAL_ROWS = 8
+"""Larger batches run in parts of this size at nearly the same speed, and smaller ones in one step
+of it, which takes a CPU about twice as long as one row unless products skip padding.
+"""
+
+
+def first_rows(free_padding_rows: int) -> int:
+    """The largest number of rows of the first compiled decode: SEVERAL_ROWS where a step of one row
+    takes no longer by it (`EngineParts.free_padding_rows`), else one.
+    """
+    return SEVERAL_ROWS if free_padding_rows >= SEVERAL_ROWS else 1
+
+
+def first_steps(keys: Iterable[StepKey], free_padding_rows: int = 0) -> list[StepKey]:
     """A few of the keys, with which every step can run: a small prefill that serves any rows, and
-    decode and verify steps of the fewest rows over the longest context. A larger step runs in
-    several parts.
+    decode and verify steps of `first_rows`, or else of the fewest, over the longest context. A
+    larger step runs in several parts.
     """
     found: dict[tuple[object, ...], tuple[tuple[int, ...], StepKey]] = {}
-    keys = list(keys)
-    fewest: dict[bool, int] = {}  # rows, by whether the steps verify drafts
-    for key in keys:
-        verifies, num = key.kind == "verify", key.bucket.seqs
-        if key.kind != "prefill":
-            fewest[verifies] = min(fewest.get(verifies, num), num)
+    keys, most = list(keys), first_rows(free_padding_rows)
+    rows = {verifies: _rows_of_first(keys, most, verifies=verifies) for verifies in (False, True)}
     for key in keys:
         b = key.bucket
         rank: tuple[int, ...]
@@ -97,13 +106,23 @@ def first_steps(keys: Iterable[StepKey]) -> list[StepKey]:
             is_small = b.tokens <= FIRST_TOKENS
             rank = (b.seqs, int(is_small), b.tokens if is_small else -b.tokens)
         else:
-            if b.seqs > fewest[key.kind == "verify"]:
+            if b.seqs != rows[key.kind == "verify"]:
                 continue
             rank = (b.max_kv_len,)
         kind = key.kind, b.rows_are_pages
         if kind not in found or rank > found[kind][0]:
             found[kind] = rank, key
     return [key for _, key in found.values()]
+
+
+def _rows_of_first(keys: Sequence[StepKey], most: int, *, verifies: bool) -> int:
+    """The rows of the first decode or verify steps: the largest size of at most `most` that stands
+    in for fewer rows, as steps whose rows are pages do not; the smallest size where there is none.
+    """
+    kinds = ("verify",) if verifies else ("decode", "compact")
+    sizes = [key.bucket for key in keys if key.kind in kinds]
+    able = [size.seqs for size in sizes if size.seqs <= most and not size.rows_are_pages]
+    return max(able, default=min((size.seqs for size in sizes), default=0))
 
 
 def warmed(keys: Iterable[StepKey], config: EngineConfig) -> list[StepKey]:
@@ -122,12 +141,14 @@ def warmed(keys: Iterable[StepKey], config: EngineConfig) -> list[StepKey]:
     return list(dict.fromkeys(every))
 
 
-def in_order(keys: Sequence[StepKey], config: EngineConfig) -> tuple[list[StepKey], list[StepKey]]:
+def in_order(
+    keys: Sequence[StepKey], config: EngineConfig, free_padding_rows: int = 0
+) -> tuple[list[StepKey], list[StepKey]]:
     """The steps of `warmed`: those whose programs serve every request, and the others as they are
     compiled beside the requests: first those that serve every step, then by increasing cost, and at
     the end those without adapters, in whose place the steps with adapters run.
     """
-    first = covering(warmed(first_steps(keys), config))
+    first = covering(warmed(first_steps(keys, free_padding_rows), config))
     every = warmed(keys, config)
     serving_all = set(covering(every))
     others = [key for key in every if key not in first]
@@ -141,17 +162,11 @@ def plain(key: StepKey) -> StepKey:
     return replace(key, variant=StepVariant.FULL, names=None)
 
 
-def is_near(key: StepKey, other: StepKey) -> bool:
+def is_near(key: StepKey, other: StepKey, free_padding_rows: int = 0) -> bool:
     """Whether the padding of a larger program costs less than several smaller steps."""
     if key.kind == "prefill":
         return key.bucket.tokens <= 2 * max(other.bucket.tokens, FIRST_TOKENS)
-    return key.bucket.seqs <= 4 * other.bucket.seqs
-
-
-SEVERAL_ROWS = 8
-"""Larger batches run in parts of this size at nearly the same speed, and smaller ones in one step
-of it, which takes a CPU about twice as long as one row.
-"""
+    return key.bucket.seqs <= max(4 * other.bucket.seqs, first_rows(free_padding_rows))
 
 
 def several_rows(keys: Iterable[StepKey]) -> list[StepKey]:

@@ -25,7 +25,13 @@ from enginebay_runtime.compiling import StepCompiler, StepSource
 from enginebay_runtime.engine import StepEngine
 from enginebay_runtime.local import LocalExecutor
 from enginebay_runtime.parts_of_step import decode_parts, prefill_parts
-from enginebay_runtime.programs import FIRST_TOKENS, first_steps, is_near, several_rows
+from enginebay_runtime.programs import (
+    FIRST_TOKENS,
+    SEVERAL_ROWS,
+    first_steps,
+    is_near,
+    several_rows,
+)
 from tests.unit.serving import DEADLOCK_S
 
 ENGINES = [pytest.param(name, marks=pytest.mark.long) for name in ("oengine", "vinference")]
@@ -132,6 +138,14 @@ def test_a_program_of_many_rows_serves_no_small_batch() -> None:
     keys = [*map(decode, (1, 2, 4, 8, 16, 32)), prefill(512)]
     assert several_rows(keys) == [decode(8)]
     assert several_rows([decode(1), decode(4)]) == []
+    free = SEVERAL_ROWS
+    assert is_near(decode(8), decode(1), free)
+    assert not is_near(decode(8), decode(1), free - 1)
+    assert not is_near(decode(16), decode(1), free)
+    assert first_steps(keys, free)[:1] == [decode(8)]
+    assert first_steps(keys, free - 1)[:1] == [decode(1)]
+    assert first_steps([decode(1), decode(4)], free) == [decode(4)]
+    assert first_steps([decode(16), decode(32)], free) == [decode(16)]
 
 
 def test_the_first_steps_are_few_and_of_each_kind() -> None:
@@ -156,6 +170,9 @@ def test_the_first_steps_are_few_and_of_each_kind() -> None:
     ], f"none has {FIRST_TOKENS} tokens or fewer"
     alone = [decode(1, 256), decode(1, 512, whole=True)]
     assert first_steps(alone) == alone, "a row of full length has a program of its own"
+    whole = decode(4, 512, whole=True)  # it stands in for no step of fewer rows
+    assert first_steps([decode(1, 512), whole], SEVERAL_ROWS) == [decode(1, 512)]
+    assert first_steps([whole], SEVERAL_ROWS) == [whole]
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -210,7 +227,8 @@ def test_it_is_known_which_steps_stand_in_and_which_come(both: tuple[LLM, LLM]) 
     assert {step.mode for step in steps} >= {"decode"}
     assert not steps & there, "a step whose program is there needs no other"
     found.stand_ins.clear()
-    llm.generate("a", SamplingParams(max_tokens=3, temperature=0))
+    (at_once,) = {bucket.seqs for bucket in there if bucket.mode == "decode"}
+    llm.generate(["a"] * at_once, SamplingParams(max_tokens=3, temperature=0))
     assert not [step for step, _ in found.stand_ins if step.kind != "prefill"]
 
 
