@@ -144,10 +144,11 @@ class StepEngine(Engine):
         return self._identity
 
     def set_weights(self, weights: Mapping[str, np.ndarray | jax.Array]) -> None:
-        """Replace weights by path, each with an array of the same shape and dtype. No row may be
-        running. Cached prefixes of the former weights are not found any more. The centres of keys
-        are measured again, unless they are among `weights`.
+        """Replace weights by path, each with an array of the same shape and dtype. Cached prefixes
+        of the former weights are not found any more. The centres of keys are measured again, unless
+        they are among `weights`. InternalError while rows are running.
         """
+        self._no_rows("weights are replaced")
         base = {n: one for n, one in weights.items() if not n.startswith(ADAPTER_WEIGHTS)}
         self.executor.run(SetWeights({**base, **self._centers_after(base)}))
         self._num_updates += 1
@@ -209,9 +210,12 @@ class StepEngine(Engine):
             self._has_arrays = False
             ACCOUNT.release(self)
 
-    def drop_arrays(self) -> None:
+    def _no_rows(self, what: str) -> None:
         if self.rows.num_reqs:
-            raise InternalError(f"the cache is dropped while {self.rows.num_reqs} rows are running")
+            raise InternalError(f"{what} while {self.rows.num_reqs} rows are running")
+
+    def drop_arrays(self) -> None:
+        self._no_rows("the cache is dropped")
         self.ledger.forget()
         self.host.forget()
         if self._has_arrays:

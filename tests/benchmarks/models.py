@@ -1,4 +1,4 @@
-"""Random checkpoints of two sizes, written with NumPy: the same folder for every contestant."""
+"""Random checkpoints of three sizes, written with NumPy: the same folder for every contestant."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from enginebay_models.llama import family
+from enginebay_models import llama, qwen3
 
 _COMMON: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -42,8 +42,22 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 12,
         "num_key_value_heads": 4,
     },
+    "L": {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": 151936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+    },
 }
-"""S has 14 million parameters, M 125 million."""
+"""S has 14 million parameters, M 125 million, L 600 million."""
+FAMILIES = {"llama": llama.family, "qwen3": qwen3.family}
 
 SEED = 22
 
@@ -60,6 +74,7 @@ def write_model(folder: Path, size: str, dtype: str) -> Path:
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     rng = np.random.default_rng(SEED)
     tensors = {}
+    family = FAMILIES[config["model_type"]]
     for source in family.build(config, dtype="float32").tensor_sources().values():
         for name, shape in zip(source.names, source.shapes, strict=True):
             values = (

@@ -15,12 +15,26 @@ import pytest
 from enginebay import SamplingParams
 from enginebay.compose.composition import Plan, make_engine, make_plan
 from enginebay.config import EngineConfig
-from enginebay.contracts.commands import Drop, ExecutorCommand, Make, Step, Take, WriteRows
+from enginebay.contracts.commands import (
+    Drop,
+    ExecutorCommand,
+    Make,
+    SetWeights,
+    Step,
+    Take,
+    WriteRows,
+)
 from enginebay.contracts.compilations import Compilations
 from enginebay.contracts.engine import RowPlan, StepPlan
 from enginebay.contracts.executor import EngineParts, Executor, Report
 from enginebay.contracts.step_key import StepKey, StepNeeds
-from enginebay.errors import ConfigError, PluginError, UnknownNameError, UnsupportedError
+from enginebay.errors import (
+    ConfigError,
+    InternalError,
+    PluginError,
+    UnknownNameError,
+    UnsupportedError,
+)
 from enginebay.plugins.registry import load_registry
 from enginebay_esurge.weights import swap
 from enginebay_runtime.background import Background
@@ -94,6 +108,24 @@ def test_an_engine_steps_by_a_plugins_executor_that_has_no_device(name: str) -> 
     engine.rows.remove_request("a")
     engine.drop_arrays()
     assert isinstance(engine.executor.commands[-1], Drop)
+    engine.close()
+
+
+@pytest.mark.parametrize("name", ["oengine", "vinference"])
+def test_no_weight_is_replaced_and_no_cache_dropped_under_a_row(name: str) -> None:
+    engine = make_engine(plan_of(engine=name, executor=LISTING))
+    assert isinstance(engine, StepEngine)
+    assert isinstance(engine.executor, Listing)
+    engine.make_arrays()
+    engine.rows.add_request(request_of([5, 6], SamplingParams(max_tokens=4), "a"))
+    with pytest.raises(InternalError, match="weights are replaced while 1 rows are running"):
+        engine.set_weights({"a": np.zeros(2)})
+    with pytest.raises(InternalError, match="the cache is dropped while 1 rows are running"):
+        engine.drop_arrays()
+    assert [type(one) for one in engine.executor.commands] == [Make]
+    engine.rows.remove_request("a")
+    engine.set_weights({"a": np.zeros(2)})
+    assert isinstance(engine.executor.commands[-1], SetWeights)
     engine.close()
 
 

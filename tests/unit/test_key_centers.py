@@ -181,6 +181,9 @@ def test_centres_are_measured_again_when_weights_are_replaced_by_path(biased: st
         zeros = jnp.zeros_like(first[PATH])
         given, _ = _changed(engine, {**others, PATH: zeros})
         np.testing.assert_array_equal(given, zeros)
+        engine.update_model_weights(biased, graphstate=others)
+        of_both = engine.engine.executor.weights()[PATH]
+        np.testing.assert_array_equal(np.asarray(of_both), wanted[PATH])
 
 
 @pytest.mark.long

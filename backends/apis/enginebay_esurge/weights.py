@@ -10,7 +10,7 @@ from enginebay.compose.composition import open_checkpoint
 from enginebay.compose.plan import Plan
 from enginebay.contracts.model import Checkpoint, Weights
 from enginebay.errors import InputError, InternalError
-from enginebay.weights import flat_weights, merge_weights
+from enginebay.weights import KEY_CENTERS, flat_weights, merge_weights
 from enginebay_paged.engine import PagedEngine, is_paged
 
 
@@ -48,6 +48,8 @@ def load_changes(
         else model
     )
     loaded = plan.load_weights(checkpoint)
+    if changes:  # its centres are those of its own keys: the engine measures them again
+        loaded = {p: one for p, one in loaded.items() if not p.startswith(KEY_CENTERS)}
     return lambda base: merge_weights(base, loaded, *changes)
 
 
