@@ -261,6 +261,27 @@ def test_an_answer_that_is_left_is_kept_as_it_was(tab: Tab) -> None:
     assert len(tab.value(f"{ANSWER}.innerText")) > 5
 
 
+def test_a_conversation_that_another_tab_deletes_returns_when_it_goes_on(tab: Tab) -> None:
+    delete = """localStorage.removeItem("enginebay.chats");
+        window.dispatchEvent(new StorageEvent("storage")); 1"""
+    kept = "localStorage.getItem('enginebay.chats')"
+    choose(tab, "max_tokens", "8")
+    tab.value("document.getElementById('clear').click()")
+    say(tab, "Deleted elsewhere")
+    tab.value(delete)
+    reload(tab)
+    tab.until(f"{STATE}.startsWith('ready')")
+    assert tab.value(kept) is None, "a page that is left writes nothing that was kept before"
+    say(tab, "Once more")
+    tab.value(delete)
+    tab.value("document.getElementById('clear').click()")
+    assert tab.value(kept) is None
+    say(tab, "It goes on")
+    tab.value(delete)
+    say(tab, "And on")
+    assert "It goes on" in tab.value(kept)
+
+
 def test_a_full_storage_loses_the_oldest_conversations(tab: Tab) -> None:
     say(tab, "An old one")
     tab.value("document.getElementById('clear').click()")

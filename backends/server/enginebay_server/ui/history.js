@@ -31,6 +31,7 @@ export class History {
   constructor(open, leave) {
     this.open = open;
     this.leave = leave;
+    this.kept = ""; // what was last read or written of the shown one, as JSON
     this.id = attempt(() => sessionStorage.getItem(CHAT)) ?? this.begin();
     $("forget").addEventListener("click", () => {
       write([]);
@@ -50,16 +51,22 @@ export class History {
 
   show(id) {
     this.id = id;
+    this.kept = "";
     attempt(() => sessionStorage.setItem(CHAT, id));
     this.list();
   }
 
   current() {
-    return read().find((chat) => chat.id === this.id)?.panes ?? [];
+    const panes = read().find((chat) => chat.id === this.id)?.panes ?? [];
+    this.kept = JSON.stringify(panes);
+    return panes;
   }
 
+  // Writes a conversation that has changed: another one may have been deleted in another tab.
   save(panes) {
-    if (!panes[0]?.turns.length) return;
+    const text = JSON.stringify(panes);
+    if (!panes[0]?.turns.length || text === this.kept) return;
+    this.kept = text;
     const title = panes[0].turns[0].content.slice(0, MAX_TITLE);
     write([{ id: this.id, title, at: Date.now(), panes }, ...read().filter((chat) => chat.id !== this.id)]);
     this.list();
