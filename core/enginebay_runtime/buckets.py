@@ -116,7 +116,7 @@ def default_sizes(
     powers = doubling(*rows)
     decode_rows = finer(*rows) if ragged_decode else powers
     return BucketSizes(
-        decode_rows=fewer_sizes(decode_rows, {powers[0], *powers[2:]}, free),
+        decode_rows=fewer_sizes(decode_rows, {powers[0], *powers[3:]}, free),
         prefill_rows=tuple(dict.fromkeys((max_num_seqs if one_prefill_width else 1, max_num_seqs))),
         prefill_tokens=prefill_tokens,
         kv_lens=(max_model_len,) if ragged_decode else doubling(256, max_model_len),

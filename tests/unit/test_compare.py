@@ -312,8 +312,10 @@ def test_peers_are_named_by_kind() -> None:
     assert found[1].endswith("http_peer.py")
     assert found[2:] == ("http://h:1/v1", "name")
     python = sys.executable
-    for kind, more in (("transformers", "float32"), ("llama.cpp", "4096")):
-        *_, model, last = peer_variant(f"x={kind}:{python}", config, "float32").command
+    dtyped = [(kind, "float32") for kind in ("transformers", "openvino", "vllm")]
+    for kind, more in (*dtyped, ("llama.cpp", "4096")):
+        _, script, model, last = peer_variant(f"x={kind}:{python}", config, "float32").command
+        assert Path(script).is_file()
         assert Path(model, "config.json").is_file(), "the folder that the name stands for"
         assert last == more
     for wrong in (
@@ -322,7 +324,7 @@ def test_peers_are_named_by_kind() -> None:
         "x=command:'a",
         "x=command: ",
         "=http://h",
-        "x=vllm:/bin/sh",
+        "x=none:/bin/sh",
         "x=transformers:/none",
     ):
         with pytest.raises(InputError, match="--peer"):

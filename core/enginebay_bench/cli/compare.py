@@ -41,8 +41,8 @@ def add_arguments(name: str, parser: argparse.ArgumentParser) -> None:
         metavar="NAME=WHAT",
         action="append",
         default=[],
-        help="another program: http://ADDRESS[#MODEL], transformers:PYTHON, llama.cpp:PYTHON, or "
-        "command:PROGRAM; may be repeated",
+        help="another program: http://ADDRESS[#MODEL], transformers:PYTHON, llama.cpp:PYTHON, "
+        "openvino:PYTHON, vllm:PYTHON or command:PROGRAM; may be repeated",
     )
     parser.add_argument(
         "--reference", metavar="NAME", help="variant whose tokens are right (default: the first)"

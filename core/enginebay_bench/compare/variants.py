@@ -16,8 +16,14 @@ from enginebay.ops.select import is_import_path
 from enginebay.plugins.registry import load_registry
 
 PEERS = Path(__file__).parent / "peers"
-ADAPTERS = ("transformers", "llama.cpp", "command")
-KINDS = "http://ADDRESS, transformers:PYTHON, llama.cpp:PYTHON or command:PROGRAM"
+SCRIPTS = {
+    "transformers": "transformers_peer.py",
+    "llama.cpp": "llama_cpp_peer.py",
+    "openvino": "openvino_peer.py",
+    "vllm": "vllm_peer.py",
+}
+"""The adapters, each a program for an environment that has the other engine."""
+KINDS = f"http://ADDRESS, {':PYTHON, '.join(SCRIPTS)}:PYTHON or command:PROGRAM"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +95,7 @@ def peer_variant(text: str, config: EngineConfig, dtype: str) -> ComparedVariant
         return ComparedVariant(
             name, (sys.executable, str(PEERS / "http_peer.py"), address, *[model][: bool(model)])
         )
-    if not (name and has_value and what) or kind not in ADAPTERS:
+    if not (name and has_value and what) or kind not in (*SCRIPTS, "command"):
         raise InputError(
             f"--peer {text}", f"NAME={KINDS}", "For example hf=transformers:/venv/bin/python."
         )
@@ -108,8 +114,5 @@ def peer_variant(text: str, config: EngineConfig, dtype: str) -> ComparedVariant
             "Name the interpreter of the environment that has the other engine.",
         )
     model = str(open_checkpoint(load_registry(), config).folder)
-    script, more = {
-        "transformers": ("transformers_peer.py", dtype),
-        "llama.cpp": ("llama_cpp_peer.py", str(config.max_model_len or 4096)),
-    }[kind]
-    return ComparedVariant(name, (what, str(PEERS / script), model, more))
+    more = str(config.max_model_len or 4096) if kind == "llama.cpp" else dtype
+    return ComparedVariant(name, (what, str(PEERS / SCRIPTS[kind]), model, more))

@@ -1,0 +1,67 @@
+"""Answers runs with vLLM: python vllm_peer.py MODEL DTYPE. Needs vllm."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+
+def main() -> None:
+    """Answer runs until the input ends; see enginebay_bench.compare.engine_process."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    import vllm
+
+    model, dtype = sys.argv[1:3]
+    start_s = time.monotonic()
+    engine = vllm.LLM(
+        model, dtype=dtype, enable_prefix_caching=False, disable_log_stats=False, max_model_len=4096
+    )
+
+    def write(record: object) -> None:
+        answers.write(json.dumps(record) + "\n")
+        answers.flush()
+
+    def run(prompts: list[list[int]], new_tokens: list[int]) -> list[dict[str, object]]:
+        params = [
+            vllm.SamplingParams(
+                temperature=0.0, max_tokens=num, min_tokens=num, ignore_eos=True, detokenize=False
+            )
+            for num in new_tokens
+        ]
+        begin_s = time.monotonic()
+        found = engine.generate(
+            [{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False
+        )
+        end_s = time.monotonic() - begin_s
+        records: list[dict[str, object]] = []
+        for one in found:
+            record: dict[str, object] = {"token_ids": list(one.outputs[0].token_ids)}
+            record |= {"end_s": end_s, "cached": one.num_cached_tokens or 0}
+            latency_s = getattr(one.metrics, "first_token_latency", 0.0)
+            if len(prompts) == 1 and 0 < latency_s < end_s:
+                record["first_s"] = latency_s
+            records.append(record)
+        return records
+
+    write(
+        {
+            "ready": {
+                "name": f"vLLM {vllm.__version__}",
+                "platform": "cpu",
+                "dtype": dtype,
+                "compile_s": 0.0,
+                "load_s": time.monotonic() - start_s,
+            }
+        }
+    )
+    for line in sys.stdin:
+        asked = json.loads(line)
+        found = run(asked["prompts"], asked["new_tokens"])
+        write({"id": asked["id"], "requests": found})
+
+
+if __name__ == "__main__":
+    main()
