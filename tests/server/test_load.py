@@ -241,10 +241,10 @@ def is_told(answer: Answer) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("num_clients", "drain_s"), [(48, 1), pytest.param(200, 4, marks=pytest.mark.slow)]
+    ("num_clients", "drain_s"), [(48, 0.3), pytest.param(200, 4, marks=pytest.mark.slow)]
 )
 def test_every_accepted_request_is_answered_or_told_after_a_signal(
-    num_clients: int, drain_s: int
+    num_clients: int, drain_s: float
 ) -> None:
     flags = ("--drain-timeout", str(drain_s), "--max-concurrency", str(num_clients // 2))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -55,6 +56,28 @@ def test_a_cheat_is_named(cheat: Cheat) -> None:
     outcome = of_cheat(cheat)
     assert (outcome.verdict, outcome.detail[: len(cheat.says)]) == ("CHEAT", cheat.says)
     assert not before.changes()
+
+
+def test_work_that_goes_on_is_seen_beside_busy_programs() -> None:
+    """A thread that computes waits for a processor most of the time."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
+    ended = threading.Event()
+
+    def spin() -> None:
+        while not ended.is_set():
+            pass
+
+    thread = threading.Thread(target=spin)
+    try:
+        assert not trial._is_busy()
+        thread.start()
+        assert trial._is_busy()
+    finally:
+        ended.set()
+        thread.join()
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 def test_the_zoo_has_cheats_of_every_kind() -> None:
