@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -58,12 +59,14 @@ def test_a_cheat_is_named(cheat: Cheat) -> None:
     assert not before.changes()
 
 
+@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="Linux has priorities of threads")
 def test_work_that_goes_on_is_seen_beside_busy_programs() -> None:
-    """A thread that computes waits for a processor most of the time."""
+    """Its thread waits for a processor all the time."""
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
     ended = threading.Event()
 
     def spin() -> None:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # of this thread
         while not ended.is_set():
             pass
 
