@@ -62,8 +62,8 @@ LATE_S = 0.3
 """Seconds in which a wrong result must not change any more."""
 
 IDLE_S, BUSY_SHARE, NUM_IDLE = 0.04, 0.1, 50
-"""Seconds of a pause, the share of it for which other threads of a process may compute or wait for
-a processor, and how many pauses must all be busy.
+"""Seconds of a pause, the share of a processor that a process may use in it, and how many pauses
+must all be busy.
 """
 
 Leaves = list[np.ndarray]
@@ -362,27 +362,29 @@ def _is_shortcut(new: tuple[float, float], other: tuple[float, float]) -> bool:
 
 
 def _is_busy() -> bool:
-    """Return whether the process computes although nothing was asked of it."""
+    """Return whether the process computes although nothing was asked of it. A thread that waits for
+    a processor, because other programs use it, counts as one that computes.
+    """
     for _ in range(NUM_IDLE):
-        begin_s, before = perf_counter(), _working_s()
+        begin_s, used_s = perf_counter(), process_time()
         sleep(IDLE_S)
-        worked_s = sum(s - before.get(thread, 0.0) for thread, s in _working_s().items())
-        if worked_s < BUSY_SHARE * (perf_counter() - begin_s):
+        is_idle = process_time() - used_s < BUSY_SHARE * (perf_counter() - begin_s)
+        if is_idle and not _others_are_ready():
             return False
     return True
 
 
-def _working_s() -> dict[str, float]:
-    """Return the seconds for which each other thread of the process has computed, or has waited for
-    a processor that other programs use; of all threads together where the system does not tell.
+def _others_are_ready() -> bool:
+    """Return whether another thread of the process computes, or waits for a processor; False where
+    the system does not tell.
     """
-    own, found = str(threading.get_native_id()), dict[str, float]()
-    for path in Path("/proc/self/task").glob("*/schedstat"):
-        if path.parent.name != own:
-            with contextlib.suppress(OSError):  # the thread has ended
-                ran_ns, waited_ns, _ = map(int, path.read_text(encoding="ascii").split())
-                found[path.parent.name] = (ran_ns + waited_ns) / 1e9
-    return found or {"all": process_time()}
+    own = str(threading.get_native_id())
+    for path in Path("/proc/self/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            state = path.read_text(encoding="utf-8").rpartition(") ")[2][:1]
+            if state == "R" and path.parent.name != own:
+                return True
+    return False
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -62,25 +63,25 @@ def test_a_cheat_is_named(cheat: Cheat) -> None:
 @pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="Linux has priorities of threads")
 def test_work_that_goes_on_is_seen_beside_busy_programs() -> None:
     """Its thread waits for a processor all the time."""
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(8)]
-    ended = threading.Event()
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    ended, data = threading.Event(), bytes(2**20)
 
-    def spin() -> None:
+    def compute() -> None:
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # of this thread
         while not ended.is_set():
-            pass
+            hashlib.sha256(data)  # without the interpreter's lock
 
-    thread = threading.Thread(target=spin)
+    thread = threading.Thread(target=compute)
     try:
         assert not trial._is_busy()
         thread.start()
         assert trial._is_busy()
     finally:
-        ended.set()
-        thread.join()
         for other in others:
             other.kill()
             other.wait()
+        ended.set()
+        thread.join()
 
 
 def test_the_zoo_has_cheats_of_every_kind() -> None:
