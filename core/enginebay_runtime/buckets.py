@@ -107,8 +107,8 @@ def default_sizes(
     rows come in finer sizes. With `one_prefill_width` (see Platform) all prefills have room for
     `max_num_seqs` rows, and only the largest size has a program without a prefix, where `is_16_bit`
     says that steps compute in such a dtype: a CPU is faster by a tenth with that one, and no faster
-    with others. `apart`: every other size has one, because another kernel computes it. Up to `free_padding_rows` padding takes little
-    time, so there are fewer sizes.
+    with others. `apart`: every other size has one, because another kernel computes it. Up to
+    `free_padding_rows` padding takes little time, so there are fewer sizes.
     """
     longest_chunk = min(max_num_batched_tokens, max(16, max_model_len * max_num_seqs))
     prefill_tokens, free = doubling(16, longest_chunk), free_padding_rows
