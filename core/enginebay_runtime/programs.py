@@ -70,11 +70,9 @@ def covering(keys: Iterable[StepKey]) -> list[StepKey]:
     return [key for key in keys if not any(o != key and covers(o, key) for o in keys)]
 
 
-FIRST_TOKENS, FREE_FIRST_TOKENS = 128, 512
+FIRST_TOKENS = 128
 """The largest number of tokens of the first compiled prefill: longer prompts run in parts of this
-size, and shorter ones still take little time. The second one is for products that skip padding: a
-CPU is 1.6 times as fast with parts of that size, and takes 0.05 s longer for prompts of a few
-tokens.
+size at nearly the same speed, and shorter ones still take little time.
 """
 
 
@@ -91,11 +89,6 @@ def first_rows(free_padding_rows: int) -> int:
     return SEVERAL_ROWS if free_padding_rows >= SEVERAL_ROWS else 1
 
 
-def first_tokens(free_padding_rows: int) -> int:
-    """The largest number of tokens of the first compiled prefill."""
-    return FREE_FIRST_TOKENS if free_padding_rows >= FREE_FIRST_TOKENS else FIRST_TOKENS
-
-
 def first_steps(keys: Iterable[StepKey], free_padding_rows: int = 0) -> list[StepKey]:
     """A few of the keys, with which every step can run: a small prefill that serves any rows, and
     decode and verify steps of `first_rows`, or else of the fewest, over the longest context. A
@@ -110,7 +103,7 @@ def first_steps(keys: Iterable[StepKey], free_padding_rows: int = 0) -> list[Ste
         if key.kind == "prefill":
             if b.mode != "mixed":
                 continue  # it serves only rows without a prefix
-            is_small = b.tokens <= first_tokens(free_padding_rows)
+            is_small = b.tokens <= FIRST_TOKENS
             rank = (b.seqs, int(is_small), b.tokens if is_small else -b.tokens)
         else:
             if b.seqs != rows[key.kind == "verify"]:
@@ -172,8 +165,7 @@ def plain(key: StepKey) -> StepKey:
 def is_near(key: StepKey, other: StepKey, free_padding_rows: int = 0) -> bool:
     """Whether the padding of a larger program costs less than several smaller steps."""
     if key.kind == "prefill":
-        most = 2 * max(other.bucket.tokens, FIRST_TOKENS)
-        return key.bucket.tokens <= max(most, first_tokens(free_padding_rows))
+        return key.bucket.tokens <= 2 * max(other.bucket.tokens, FIRST_TOKENS)
     return key.bucket.seqs <= max(4 * other.bucket.seqs, first_rows(free_padding_rows))
 
 
