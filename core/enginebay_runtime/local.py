@@ -65,6 +65,7 @@ from enginebay_runtime.programs import (
     parts_of,
     program_name,
     several_rows,
+    several_tokens,
     warmed,
 )
 from enginebay_runtime.resize import CacheMaker
@@ -317,9 +318,9 @@ class LocalExecutor(Executor):
     ) -> Background:
         """Compile the programs of the first steps `in_order`, as LayeredSteps where they can be,
         and those that write rows. Returns a Background that compiles the others after its start():
-        first a decode step of several rows as a LayeredStep, which makes no way for steps, because
-        until it is there rows decode one by one; then the whole programs of the first steps, those
-        that decode without pauses; then the others.
+        first steps of several rows and tokens as LayeredSteps, which make no way for steps, because
+        until they are there batches and long prompts run in small parts; then the whole programs of
+        the first steps, those that decode without pauses; then the others.
 
         Until the others are compiled, `choose` finds a larger program for each step that one
         `serves`. `progress` counts all programs; for the others it is called on their thread.
@@ -339,7 +340,9 @@ class LocalExecutor(Executor):
         layered.make_all(first_missing, report)
         whole = StepCompiler(source, self._programs)
         there = [key for key in (*first, *later) if key not in others and self._lacks(key)]
-        several = [key for key in several_rows([*first, *later]) if key in others]
+        every, free = [*first, *later], self.parts.free_padding_rows
+        several = [*several_rows(every), *several_tokens(every, free)]
+        several = [key for key in several if key in others]
         uncounted = self._counted(None, 0)
         process_of = functools.partial(self._process.of, source)
         self.compilations.coming = tuple(dict.fromkeys((*several, *others)))

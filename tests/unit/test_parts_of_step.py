@@ -28,9 +28,11 @@ from enginebay_runtime.parts_of_step import decode_parts, prefill_parts
 from enginebay_runtime.programs import (
     FIRST_TOKENS,
     SEVERAL_ROWS,
+    SEVERAL_TOKENS,
     first_steps,
     is_near,
     several_rows,
+    several_tokens,
 )
 from tests.unit.serving import DEADLOCK_S
 
@@ -145,6 +147,12 @@ def test_a_program_of_many_rows_serves_no_small_batch() -> None:
     assert first_steps(keys, free)[:1] == [decode(8)]
     assert first_steps(keys, free - 1)[:1] == [decode(1)]
     assert first_steps([decode(1), decode(4)], free) == [decode(4)]
+    prefills = [prefill(n) for n in (FIRST_TOKENS, 256, SEVERAL_TOKENS, 1024)]
+    assert several_tokens([*prefills, decode(8)], SEVERAL_TOKENS) == [prefill(SEVERAL_TOKENS)]
+    assert several_tokens(prefills, SEVERAL_TOKENS - 1) == []
+    assert several_tokens(prefills[:1], SEVERAL_TOKENS) == []
+    assert is_near(prefill(SEVERAL_TOKENS), prefill(16), SEVERAL_TOKENS)
+    assert not is_near(prefill(SEVERAL_TOKENS), prefill(16), SEVERAL_TOKENS - 1)
     assert first_steps([decode(16), decode(32)], free) == [decode(16)]
 
 
