@@ -97,7 +97,6 @@ def default_sizes(
     min_rows: int,
     ragged_decode: bool = False,
     one_prefill_width: bool = False,
-    is_16_bit: bool = False,
     apart: bool = False,
     free_padding_rows: int = 0,
 ) -> BucketSizes:
@@ -105,15 +104,14 @@ def default_sizes(
 
     With `ragged_decode` programs do not depend on the context, so there is one context length, and
     rows come in finer sizes. With `one_prefill_width` (see Platform) all prefills have room for
-    `max_num_seqs` rows, and only the largest size has a program without a prefix, where `is_16_bit`
-    says that steps compute in such a dtype: a CPU is faster by a tenth with that one, and no faster
-    with others. `apart`: every other size has one, because another kernel computes it. Up to
-    `free_padding_rows` padding takes little time, so there are fewer sizes.
+    `max_num_seqs` rows, and only the largest size has a program without a prefix: on a CPU a
+    smaller one is no faster, and that one is by a twentieth in bfloat16. `apart`: every other size
+    has one, because another kernel computes it. Up to `free_padding_rows` padding takes little
+    time, so there are fewer sizes.
     """
     longest_chunk = min(max_num_batched_tokens, max(16, max_model_len * max_num_seqs))
     prefill_tokens, free = doubling(16, longest_chunk), free_padding_rows
     prefill_tokens = fewer_sizes(prefill_tokens, prefill_tokens[1::2], free)
-    largest = prefill_tokens[-1:] if is_16_bit or not one_prefill_width else ()
     rows = min_rows, max(min_rows, max_num_seqs)
     powers = doubling(*rows)
     decode_rows = finer(*rows) if ragged_decode else powers
@@ -122,7 +120,7 @@ def default_sizes(
         prefill_rows=tuple(dict.fromkeys((max_num_seqs if one_prefill_width else 1, max_num_seqs))),
         prefill_tokens=prefill_tokens,
         kv_lens=(max_model_len,) if ragged_decode else doubling(256, max_model_len),
-        no_prefix_tokens=prefill_tokens[::-2] if apart else largest,
+        no_prefix_tokens=prefill_tokens[::-2] if apart else prefill_tokens[-1:],
     )
 
 
@@ -138,7 +136,6 @@ def bucket_sizes(parts: EngineParts) -> BucketSizes:
         min_rows=parts.min_rows,
         ragged_decode=parts.ragged_decode,
         one_prefill_width=parts.platform.one_prefill_width,
-        is_16_bit=parts.dtype in ("bfloat16", "float16"),
         apart=attention.prefill != attention.mixed,
         free_padding_rows=parts.free_padding_rows,
     )
