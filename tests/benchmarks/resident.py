@@ -3,8 +3,8 @@
     python -m tests.benchmarks.resident MODEL.gguf --wait 600
 
 MODEL is a GGUF file, a folder of a checkpoint, or S, M or L (random weights; `--dtype`), with at
-least 4,000 token ids. What the
-plan of memory says stands beside each figure. Flags after `--` are those of `serve`.
+least 4,000 token ids. What the plan of memory says stands beside each figure. Flags after `--` are
+those of `serve`.
 """
 
 from __future__ import annotations

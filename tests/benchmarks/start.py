@@ -39,8 +39,8 @@ CHATS = (
     "Say hi.",
     "Write a line about the sea.",
 )
-SERVE = ("ready", "first token", "resident MiB after 5 chats")
-CHAT, LLM, AT_MOST = "first token of chat", "first token of an LLM", "at most MiB"
+SERVE = ("ready s", "first token s", "resident MiB after 5 chats")
+CHAT, LLM, AT_MOST = "first token of chat s", "first token of an LLM s", "at most MiB"
 COLUMNS = (*SERVE[:2], CHAT, LLM, SERVE[2], AT_MOST)
 LLM_PROGRAM = """
 import sys
@@ -149,8 +149,8 @@ def first_output(command: list[str], folder: Path, name: str, *, memory: bool = 
 
 
 def start(model: str, folder: Path, flags: list[str], *, chats: bool) -> Iterator[Figures]:
-    """Start a server, a chat unless the model has no chat template, and an LLM. Each empties the
-    folder of what it has stored first, but for what was there.
+    """Yield the figures of a server, of a chat where the model has a chat template, and of an LLM.
+    Each starts with this folder of caches, which the caller may change between them.
     """
     yield serve(model, folder, flags)
     if chats:

@@ -6,6 +6,10 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
+
+MAX_CONTEXT = 4096
+"""Longer contexts of a model are cut to this many tokens, so that the cache has room for rows."""
 
 
 def main() -> None:
@@ -13,11 +17,17 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     import vllm
+    from vllm.platforms import current_platform
 
     model, dtype = sys.argv[1:3]
+    config = json.loads(Path(model, "config.json").read_text(encoding="utf-8"))
     start_s = time.monotonic()
     engine = vllm.LLM(
-        model, dtype=dtype, enable_prefix_caching=False, disable_log_stats=False, max_model_len=4096
+        model,
+        dtype=dtype,
+        enable_prefix_caching=False,
+        disable_log_stats=False,
+        max_model_len=min(MAX_CONTEXT, config.get("max_position_embeddings", MAX_CONTEXT)),
     )
 
     def write(record: object) -> None:
@@ -50,7 +60,7 @@ def main() -> None:
         {
             "ready": {
                 "name": f"vLLM {vllm.__version__}",
-                "platform": "cpu",
+                "platform": str(current_platform.device_type),
                 "dtype": dtype,
                 "compile_s": 0.0,
                 "load_s": time.monotonic() - start_s,
