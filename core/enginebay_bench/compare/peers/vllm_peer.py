@@ -16,6 +16,8 @@ def main() -> None:
     """Answer runs until the input ends; see enginebay_bench.compare.engine_process."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    # On a CPU vLLM reserves nearly all memory otherwise, and does not start beside other engines.
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GB
     import vllm
     from vllm.platforms import current_platform
 
